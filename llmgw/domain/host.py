@@ -1,0 +1,68 @@
+"""Facts about this host that rules need and a shell gathers. What could not be read is None or missing: unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from llmgw.domain.hardware import Inventory
+
+
+@frozen
+class PathFact:
+    """What stands at a path. `mode` holds the permission bits; None where it could not be asked."""
+
+    exists: bool
+    is_dir: bool = False
+    is_socket: bool = False
+    mode: int | None = None
+    owner: int | None = None
+    readable: bool = True
+    writable: bool = True
+    network: bool = False
+    """It lies on a network file system."""
+
+
+@frozen
+class PortHolder:
+    """Who holds a listening TCP port; pid, name and uid are None where /proc did not show them."""
+
+    port: int
+    pid: int | None = None
+    name: str | None = None
+    uid: int | None = None
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "a process that cannot be seen"
+        details = ", ".join(str(x) for x in (self.name, f"uid {self.uid}" if self.uid is not None else None) if x)
+        return f"pid {self.pid} ({details})" if details else f"pid {self.pid}"
+
+
+@frozen
+class HostFacts:
+    """The host as it was at one moment."""
+
+    hostname: str = "localhost"
+    uid: int = 0
+    home: str = "/root"
+    env: Mapping[str, str] = field(factory=dict)
+    groups: frozenset[str] = frozenset()
+    """Names of all groups that exist."""
+    paths: Mapping[str, PathFact] = field(factory=dict)
+    """Each absolute path that a rule asks about."""
+    programs: Mapping[str, str | None] = field(factory=dict)
+    """First word of a command -> absolute path of the executable, None when there is none."""
+    port_holders: Mapping[int, PortHolder] = field(factory=dict)
+    ephemeral_ports: tuple[int, int] | None = None
+    addresses: frozenset[str] | None = None
+    """Addresses of this host's interfaces; None is unknown."""
+    inventory: Inventory | None = None
+    model_configs: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    """Local weights folder -> its parsed config.json."""
+    engine_versions: Mapping[str, str | None] = field(factory=dict)
+    """Executable -> version from the metadata beside it."""
+    memlock: tuple[int, int] | None = None
+    """Soft and hard limit of locked memory in bytes; -1 is unlimited."""

@@ -1,0 +1,614 @@
+"""The state machine of a shard: one enum, one table, one function that moves.
+
+`advance(status, event, now)` is the only way a status changes. A pair that TRANSITIONS does not list is a bug in
+llmgw and raises `IllegalTransition`; the names, the diagram and the documentation are generated from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from attrs import evolve, field, frozen
+
+from llmgw.domain.problem import Reason
+from llmgw.domain.shard import ShardId
+
+
+class ShardState(StrEnum):
+    """Shown to users, in this order."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def is_live(self) -> bool:
+        """A process should exist."""
+        return self in LIVE
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in TERMINAL
+
+
+LIVE = frozenset({ShardState.STARTING, ShardState.LOADING, ShardState.READY, ShardState.DRAINING})
+TERMINAL = frozenset({ShardState.STOPPED, ShardState.FAILED})
+
+MEANING: Mapping[ShardState, str] = {
+    ShardState.PENDING: "known, not started",
+    ShardState.STARTING: "launched, no sign of loading yet",
+    ShardState.LOADING: "a sign of loading was seen",
+    ShardState.READY: "it is up and lists its model",
+    ShardState.DRAINING: "no new work; what runs may finish",
+    ShardState.STOPPED: "exited as intended",
+    ShardState.FAILED: "exited unexpectedly or never became ready",
+}
+
+
+class ConditionKind(StrEnum):
+    """What is true beside the state, with a text and a time of its own."""
+
+    BACKOFF = "backoff"
+    STALLED = "stalled"
+    UNHEALTHY = "unhealthy"
+    LISTENER_UNVERIFIED = "listener-unverified"
+    MEMBER_LOST = "member-lost"
+    UNPLACED = "unplaced"
+    SLEEPING = "sleeping"
+    ADOPTED = "adopted"
+    STOPPING = "stopping"
+    GPU_HELD = "gpu-held"
+    HELD = "held"
+    BUG = "bug"
+
+
+CONDITION_MEANING: Mapping[ConditionKind, str] = {
+    ConditionKind.BACKOFF: "failed before; the next attempt is set",
+    ConditionKind.STALLED: "requests run, but the engine makes no step",
+    ConditionKind.UNHEALTHY: "health says no: not routable",
+    ConditionKind.LISTENER_UNVERIFIED: "whose the listening socket is cannot be seen",
+    ConditionKind.MEMBER_LOST: "a process that was there at Ready is gone",
+    ConditionKind.UNPLACED: "no GPUs for it",
+    ConditionKind.SLEEPING: "loaded, weights off the GPU",
+    ConditionKind.ADOPTED: "taken over from an earlier supervisor",
+    ConditionKind.STOPPING: "being stopped",
+    ConditionKind.GPU_HELD: "its GPU memory or a process has not gone",
+    ConditionKind.HELD: "its replacement waits, since another one of this model failed",
+    ConditionKind.BUG: "an error in llmgw itself",
+}
+
+SURVIVES_LAUNCH = frozenset({ConditionKind.BUG, ConditionKind.HELD})
+"""Conditions that a new launch does not wipe; all others belong to one life of the engine."""
+
+
+class Wish(StrEnum):
+    START = "start"
+    STOP = "stop"
+    DRAIN = "drain"
+
+
+@frozen
+class Intent:
+    """What is wanted and who wanted it. `restarts` counts the wishes to restart: a change is one restart.
+
+    `by` names the asker for people: `file` (autostart), `uid 1000 (ada)`, `reload`, `shutdown`.
+    `operator` marks wishes that hold over reload and over llmgw's own restart.
+    """
+
+    wish: Wish
+    by: str = "file"
+    at: float = 0.0
+    restarts: int = 0
+    operator: bool = False
+
+
+@frozen
+class Condition:
+    kind: ConditionKind
+    text: str
+    since: float
+
+
+@frozen
+class Progress:
+    """How far a load is. `fraction` 0 to 1 or None; `done`/`total` as the engine counts; `eta` in seconds."""
+
+    phase: str
+    fraction: float | None = None
+    done: int | None = None
+    total: int | None = None
+    eta: float | None = None
+
+
+@frozen
+class Activity:
+    """What an engine's counters say. `steps` only ever grows while the engine works."""
+
+    running: int | None = None
+    waiting: int | None = None
+    steps: float | None = None
+    tokens_per_second: float | None = None
+    kv_usage: float | None = None
+
+
+# Events are named by what happened. Each is one row of TRANSITIONS.
+
+
+@frozen
+class Launched:
+    pid: int
+    pgid: int
+    generation: int
+    endpoint: str
+    config_hash: str
+    gpus: tuple[str, ...] = ()
+
+
+@frozen
+class Adopted:
+    pid: int
+    pgid: int
+    generation: int
+    endpoint: str
+    config_hash: str
+    gpus: tuple[str, ...] = ()
+
+
+@frozen
+class LoadingSeen:
+    """The first sign of loading, in words (`process VLLM::EngineCor`)."""
+
+    sign: str
+
+
+@frozen
+class ProgressSeen:
+    progress: Progress
+
+
+@frozen
+class ReadyConfirmed:
+    """Both questions answered yes, of our process."""
+
+
+@frozen
+class DrainBegan:
+    by: str
+
+
+@frozen
+class DrainEnded:
+    """The wish to drain was taken back while the engine was still loaded."""
+
+
+@frozen
+class StopBegan:
+    text: str
+
+
+@frozen
+class Stopped:
+    """Gone as intended; `text` says how (`SIGTERM, 4.2 s`)."""
+
+    text: str
+
+
+@frozen
+class Failed:
+    """Gone without having been asked, or never ready, or not launched at all. Counts as a failure in a row
+    unless `counted` is False (a preflight that refused)."""
+
+    reason: Reason
+    counted: bool = True
+
+
+@frozen
+class RetryScheduled:
+    at: float
+    attempt: int
+    limit: int
+
+
+@frozen
+class GaveUp:
+    """No further attempt until told; `text` says why."""
+
+    text: str
+
+
+@frozen
+class Requeued:
+    """Wanted again after an end: the failures in a row are forgotten."""
+
+
+@frozen
+class Steadied:
+    """Ready for `restart_stable`: earlier failures are forgotten."""
+
+
+@frozen
+class ConditionSet:
+    kind: ConditionKind
+    text: str
+
+
+@frozen
+class ConditionCleared:
+    kind: ConditionKind
+
+
+@frozen
+class Noticed:
+    """One short phrase on what is being waited for; no transition, no history."""
+
+    detail: str
+
+
+@frozen
+class ActivitySeen:
+    activity: Activity
+
+
+@frozen
+class Retitled:
+    """The file changed what does not touch the engine: shown names, hash."""
+
+    name: str
+    model: str
+    config_hash: str
+
+
+Event = (
+    Launched
+    | Adopted
+    | LoadingSeen
+    | ProgressSeen
+    | ReadyConfirmed
+    | DrainBegan
+    | DrainEnded
+    | StopBegan
+    | Stopped
+    | Failed
+    | RetryScheduled
+    | GaveUp
+    | Requeued
+    | Steadied
+    | ConditionSet
+    | ConditionCleared
+    | Noticed
+    | ActivitySeen
+    | Retitled
+)
+EVENT_TYPES: tuple[type, ...] = (
+    Launched,
+    Adopted,
+    LoadingSeen,
+    ProgressSeen,
+    ReadyConfirmed,
+    DrainBegan,
+    DrainEnded,
+    StopBegan,
+    Stopped,
+    Failed,
+    RetryScheduled,
+    GaveUp,
+    Requeued,
+    Steadied,
+    ConditionSet,
+    ConditionCleared,
+    Noticed,
+    ActivitySeen,
+    Retitled,
+)
+
+_P, _S, _L, _R, _D, _X, _F = ShardState
+_ANYWHERE: dict[tuple[ShardState, type], ShardState] = {
+    (state, event): state for state in ShardState for event in (ConditionSet, ConditionCleared, Noticed, Retitled)
+}
+
+TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
+    **_ANYWHERE,
+    (_P, Launched): _S,
+    (_P, Adopted): _S,
+    (_P, Stopped): _X,
+    (_P, Failed): _F,
+    (_P, Requeued): _P,
+    (_S, LoadingSeen): _L,
+    (_S, ProgressSeen): _L,
+    (_S, ReadyConfirmed): _R,
+    (_S, StopBegan): _D,
+    (_S, Stopped): _X,
+    (_S, Failed): _F,
+    (_L, LoadingSeen): _L,
+    (_L, ProgressSeen): _L,
+    (_L, ReadyConfirmed): _R,
+    (_L, StopBegan): _D,
+    (_L, Stopped): _X,
+    (_L, Failed): _F,
+    (_R, ReadyConfirmed): _R,
+    (_R, ActivitySeen): _R,
+    (_R, Steadied): _R,
+    (_R, DrainBegan): _D,
+    (_R, StopBegan): _D,
+    (_R, Stopped): _X,
+    (_R, Failed): _F,
+    (_D, ActivitySeen): _D,
+    (_D, DrainBegan): _D,
+    (_D, DrainEnded): _R,
+    (_D, StopBegan): _D,
+    (_D, Stopped): _X,
+    (_D, Failed): _F,
+    (_X, Launched): _S,
+    (_X, Failed): _F,
+    (_X, Requeued): _P,
+    (_F, Launched): _S,
+    (_F, Failed): _F,
+    (_F, Stopped): _X,
+    (_F, RetryScheduled): _F,
+    (_F, GaveUp): _F,
+    (_F, Requeued): _P,
+}
+
+
+class IllegalTransition(Exception):
+    """A pair of state and event that the table does not know: a bug in llmgw."""
+
+
+@frozen
+class ShardStatus:
+    """The fact about one instance. Times are seconds since the epoch."""
+
+    id: ShardId
+    name: str
+    model: str
+    engine: str
+    state: ShardState = ShardState.PENDING
+    since: float = 0.0
+    conditions: tuple[Condition, ...] = ()
+    progress: Progress | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    pid: int | None = None
+    pgid: int | None = None
+    adopted: bool = False
+    generation: int = 0
+    launched_at: float | None = None
+    restarts: int = 0
+    """Attempts after a failure since the shard was last wanted anew."""
+    failures: int = 0
+    """Failures in a row."""
+    next_attempt: float | None = None
+    attempt_limit: int = 0
+    endpoint: str | None = None
+    gpus: tuple[str, ...] = ()
+    activity: Activity | None = None
+    config_hash: str = ""
+    load_seconds: float | None = None
+    """How long the last load took, from launch to Ready."""
+
+    def condition(self, kind: ConditionKind) -> Condition | None:
+        return next((c for c in self.conditions if c.kind is kind), None)
+
+    @property
+    def routable(self) -> bool:
+        """May new requests be sent to it?"""
+        blocking = {ConditionKind.UNHEALTHY, ConditionKind.SLEEPING, ConditionKind.STOPPING}
+        return self.state is ShardState.READY and not any(c.kind in blocking for c in self.conditions)
+
+
+def with_condition(
+    conditions: tuple[Condition, ...], kind: ConditionKind, text: str, now: float
+) -> tuple[Condition, ...]:
+    """Set or renew a condition; the time of one that already holds is kept."""
+    old = next((c for c in conditions if c.kind is kind), None)
+    since = old.since if old else now
+    return (*(c for c in conditions if c.kind is not kind), Condition(kind, text, since))
+
+
+def without_condition(conditions: tuple[Condition, ...], *kinds: ConditionKind) -> tuple[Condition, ...]:
+    return tuple(c for c in conditions if c.kind not in kinds)
+
+
+def advance(status: ShardStatus, event: Event, now: float) -> ShardStatus:
+    """The status after `event` at time `now` (seconds since the epoch).
+
+    Raises IllegalTransition for a pair that TRANSITIONS does not list.
+    """
+    state = TRANSITIONS.get((status.state, type(event)))
+    if state is None:
+        raise IllegalTransition(f"{type(event).__name__} while {status.state}")
+    moved = evolve(status, state=state, since=status.since if state is status.state else now)
+    return _apply(moved, event, now)
+
+
+def _apply(status: ShardStatus, event: Event, now: float) -> ShardStatus:
+    conditions = status.conditions
+    match event:
+        case Launched() | Adopted():
+            adopted = isinstance(event, Adopted)
+            kept = tuple(c for c in conditions if c.kind in SURVIVES_LAUNCH)
+            if adopted:
+                kept = with_condition(kept, ConditionKind.ADOPTED, "taken over", now)
+            return evolve(
+                status,
+                pid=event.pid,
+                pgid=event.pgid,
+                generation=event.generation,
+                endpoint=event.endpoint,
+                config_hash=event.config_hash,
+                gpus=event.gpus,
+                adopted=adopted,
+                launched_at=now,
+                conditions=kept,
+                progress=None,
+                next_attempt=None,
+                activity=None,
+                detail="",
+                restarts=status.restarts + (1 if status.failures and not adopted else 0),
+            )
+        case LoadingSeen(sign=sign):
+            return evolve(status, detail=sign)
+        case ProgressSeen(progress=progress):
+            return evolve(status, progress=progress)
+        case ReadyConfirmed():
+            load = status.load_seconds
+            if status.progress is not None or status.detail or load is None:
+                load = now - status.launched_at if status.launched_at is not None else None
+            gone = (ConditionKind.UNHEALTHY,)
+            return evolve(
+                status,
+                progress=None,
+                detail="",
+                reason=None,
+                load_seconds=load,
+                conditions=without_condition(conditions, *gone),
+            )
+        case DrainBegan(by=by):
+            return evolve(status, detail=f"drained by {by}")
+        case DrainEnded():
+            return evolve(status, detail="")
+        case StopBegan(text=text):
+            return evolve(
+                status,
+                detail=text,
+                conditions=with_condition(conditions, ConditionKind.STOPPING, text, now),
+            )
+        case Stopped(text=text):
+            return evolve(_ended(status), detail=text, reason=None, failures=0, next_attempt=None)
+        case Failed(reason=reason, counted=counted):
+            failures = status.failures + (1 if counted else 0)
+            return evolve(_ended(status), detail="", reason=reason, failures=failures, next_attempt=None)
+        case RetryScheduled(at=at, attempt=attempt, limit=limit):
+            text = f"retry {attempt}/{limit}" if limit else f"retry {attempt}"
+            return evolve(
+                status,
+                next_attempt=at,
+                attempt_limit=limit,
+                conditions=with_condition(conditions, ConditionKind.BACKOFF, text, now),
+            )
+        case GaveUp(text=text):
+            return evolve(
+                status,
+                detail=text,
+                next_attempt=None,
+                conditions=without_condition(conditions, ConditionKind.BACKOFF),
+            )
+        case Requeued():
+            return evolve(
+                status,
+                failures=0,
+                restarts=0,
+                reason=None,
+                detail="",
+                next_attempt=None,
+                conditions=without_condition(conditions, ConditionKind.BACKOFF, ConditionKind.UNPLACED),
+            )
+        case Steadied():
+            return evolve(status, failures=0)
+        case ConditionSet(kind=kind, text=text):
+            return evolve(status, conditions=with_condition(conditions, kind, text, now))
+        case ConditionCleared(kind=kind):
+            return evolve(status, conditions=without_condition(conditions, kind))
+        case Noticed(detail=detail):
+            return evolve(status, detail=detail)
+        case ActivitySeen(activity=activity):
+            return evolve(status, activity=activity)
+        case Retitled(name=name, model=model, config_hash=config_hash):
+            return evolve(status, name=name, model=model, config_hash=config_hash)
+
+
+def _ended(status: ShardStatus) -> ShardStatus:
+    """Without what only a living engine has. GPU_HELD, HELD and BUG outlive it."""
+    kept = {ConditionKind.GPU_HELD, ConditionKind.HELD, ConditionKind.BUG}
+    return evolve(
+        status,
+        pid=None,
+        pgid=None,
+        progress=None,
+        activity=None,
+        conditions=tuple(c for c in status.conditions if c.kind in kept),
+    )
+
+
+@frozen
+class Transition:
+    """One line of the board's history: a transition, a wish, or a condition that came or went."""
+
+    sequence: int
+    at: float
+    shard: str
+    kind: str
+    text: str
+    before: str | None = None
+    after: str | None = None
+    by: str | None = None
+
+
+QUIET_EVENTS = (Noticed, ActivitySeen, ProgressSeen, Retitled)
+"""Events that change the status but are no news: they get no line in the history."""
+
+
+def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
+    """The sentence that history, journal and log show for a committed event."""
+    match event:
+        case Launched(pid=pid, generation=generation):
+            return f"launched, pid {pid}, generation {generation}"
+        case Adopted(pid=pid, generation=generation):
+            return f"adopted, pid {pid}, generation {generation}"
+        case LoadingSeen(sign=sign):
+            return sign
+        case ReadyConfirmed():
+            seconds = after.load_seconds
+            return f"ready after {seconds:.1f} s" if seconds is not None else "ready"
+        case DrainBegan(by=by):
+            return f"drained by {by}"
+        case DrainEnded():
+            return "back to ready"
+        case StopBegan(text=text) | Stopped(text=text) | GaveUp(text=text):
+            return text
+        case Failed(reason=reason):
+            return reason.cause
+        case RetryScheduled(attempt=attempt, limit=limit):
+            return f"retry {attempt}/{limit}" if limit else f"retry {attempt}"
+        case Requeued():
+            return "wanted again"
+        case Steadied():
+            return "stable; earlier failures are forgotten"
+        case ConditionSet(kind=kind, text=text):
+            return f"{kind}: {text}"
+        case ConditionCleared(kind=kind):
+            return f"{kind}: over"
+        case _:
+            return type(event).__name__
+
+
+Snapshots = Mapping[ShardId, ShardStatus]
+
+
+@frozen
+class Instance:
+    """One line of a snapshot: the fact and the wish."""
+
+    status: ShardStatus
+    intent: Intent
+
+
+@frozen
+class Snapshot:
+    """Everything at one revision; immutable."""
+
+    revision: int
+    shards: Mapping[ShardId, Instance] = field(factory=dict)
+
+    def named(self, name: str) -> tuple[Instance, ...]:
+        """Instances of a shard or the one instance that is shown under this name, in order."""
+        return tuple(
+            instance
+            for id_, instance in sorted(self.shards.items())
+            if name in (id_.name, str(id_), instance.status.name)
+        )

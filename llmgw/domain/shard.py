@@ -269,6 +269,8 @@ class LaunchPlan:
     """Names of environment variables that some table uses as a secret: dropped unless written in `env`."""
     key_file: str | None = None
     """A 0600 file that holds the key, for engines that take it from a file."""
+    rendezvous_ports: tuple[int, int] = (29500, 29899)
+    """`node.rendezvous_ports`: where the ranks of one instance find each other."""
 
     @property
     def name(self) -> str:

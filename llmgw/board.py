@@ -76,6 +76,8 @@ class Leaving:
 
     why: str
     engines_stay: bool
+    all_stay: bool = False
+    """An upgrade in place: also engines whose on_stop is `stop` stay, since llmgw is back in a moment."""
 
 
 class StatusCell:
@@ -156,6 +158,7 @@ class Board:
             at=self.now(),
             restarts=before.restarts + (1 if restart else 0),
             operator=operator,
+            serial=before.serial + 1,
         )
         self._shards[id_] = evolve(self._shards[id_], intent=intent)
         word = "restart" if restart else wish.value

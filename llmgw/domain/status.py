@@ -105,6 +105,8 @@ class Intent:
     at: float = 0.0
     restarts: int = 0
     operator: bool = False
+    serial: int = 0
+    """Counts the wishes of this shard, so that the same wish made again is news."""
 
 
 @frozen
@@ -151,12 +153,15 @@ class Launched:
 
 @frozen
 class Adopted:
+    """Taken over from an earlier supervisor, which had launched it at `launched_at`."""
+
     pid: int
     pgid: int
     generation: int
     endpoint: str
     config_hash: str
     gpus: tuple[str, ...] = ()
+    launched_at: float | None = None
 
 
 @frozen
@@ -423,10 +428,10 @@ def advance(status: ShardStatus, event: Event, now: float) -> ShardStatus:
     if state is None:
         raise IllegalTransition(f"{type(event).__name__} while {status.state}")
     moved = evolve(status, state=state, since=status.since if state is status.state else now)
-    return _apply(moved, event, now)
+    return _apply(moved, event, now, was=status.state)
 
 
-def _apply(status: ShardStatus, event: Event, now: float) -> ShardStatus:
+def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) -> ShardStatus:
     conditions = status.conditions
     match event:
         case Launched() | Adopted():
@@ -443,7 +448,7 @@ def _apply(status: ShardStatus, event: Event, now: float) -> ShardStatus:
                 config_hash=event.config_hash,
                 gpus=event.gpus,
                 adopted=adopted,
-                launched_at=now,
+                launched_at=event.launched_at if isinstance(event, Adopted) else now,
                 conditions=kept,
                 progress=None,
                 next_attempt=None,
@@ -456,9 +461,10 @@ def _apply(status: ShardStatus, event: Event, now: float) -> ShardStatus:
         case ProgressSeen(progress=progress):
             return evolve(status, progress=progress)
         case ReadyConfirmed():
+            # How long an adopted engine had loaded is not known here; a renewed confirmation is no load.
             load = status.load_seconds
-            if status.progress is not None or status.detail or load is None:
-                load = now - status.launched_at if status.launched_at is not None else None
+            if was is not ShardState.READY and not status.adopted and status.launched_at is not None:
+                load = now - status.launched_at
             gone = (ConditionKind.UNHEALTHY,)
             return evolve(
                 status,

@@ -26,6 +26,26 @@ class InventoryError(StrEnum):
     TIMEOUT = "timeout"
 
 
+class GpuFlag(StrEnum):
+    """What is noteworthy about a GPU. `memory_in_use` is no fault; the others are reasons not to hand it out whole."""
+
+    MEMORY_IN_USE = "memory_in_use"
+    UNCORRECTED_ECC = "uncorrected_ecc"
+    ROW_REMAP_PENDING = "row_remap_pending"
+    ROW_REMAP_FAILURE = "row_remap_failure"
+    MIG_ENABLED = "mig_enabled"
+    LOST = "lost"
+    REQUIRES_RESET = "requires_reset"
+
+
+@frozen
+class LostGpu:
+    """A GPU that dropped off. `bus_id` as it was printed; `index` is None where the message has none."""
+
+    index: int | None
+    bus_id: str
+
+
 @frozen
 class GpuProcess:
     """A process that computes on a GPU. `memory` in MiB, None when the driver does not say."""
@@ -47,6 +67,17 @@ class Gpu:
     memory_free: int | None
     compute_capability: tuple[int, int] | None
     processes: tuple[GpuProcess, ...] = ()
+    memory_reserved: int | None = None
+    gpu_class: str | None = None
+    """None: a lost GPU."""
+    unified_memory: bool = False
+    """Host and GPU share the memory; the driver gives no size."""
+    ecc_enabled: bool | None = None
+    mig_enabled: bool | None = False
+    uncorrected_ecc: int | None = None
+    """Uncorrected errors since the driver was loaded."""
+    flags: tuple[GpuFlag, ...] = ()
+    """In the order of the enum."""
 
 
 @frozen
@@ -59,6 +90,9 @@ class Inventory:
     detail: str | None = None
     driver_version: str | None = None
     read_at: float | None = None
+    lost: tuple[LostGpu, ...] = ()
+    processes_known: bool = True
+    """False: the list of compute processes could not be read, so an empty one proves nothing."""
 
     def gpu(self, index: int) -> Gpu | None:
         """The GPU of this index in PCI bus order, or None."""

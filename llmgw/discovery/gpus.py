@@ -1,0 +1,322 @@
+"""Text of nvidia-smi in, facts about GPUs out. Pure: nothing here raises on any text, and no value that is missing,
+cut or unreadable ever turns into 0, "free" or "healthy".
+
+The forms follow nvidia-smi of the drivers 470 to 610: cells separated by comma and blank without quoting, error
+texts on stdout, rows that may be good whatever the exit code is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from llmgw.discovery.classes import capability_of, gpu_class
+from llmgw.domain.hardware import (
+    Gpu,
+    GpuFlag,
+    GpuProcess,
+    Inventory,
+    InventoryError,
+    InventoryStatus,
+    LostGpu,
+)
+
+CORE_QUERY: tuple[str, ...] = (
+    "index",
+    "uuid",
+    "name",
+    "pci.bus_id",
+    "memory.total",
+    "memory.reserved",
+    "memory.used",
+    "memory.free",
+    "compute_cap",
+    "driver_version",
+    "mig.mode.current",
+    "ecc.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+)
+"""Fields that every driver from 535 on knows. One unknown field fails the whole query, see `unknown_field`."""
+
+REQUIRED_FIELDS = frozenset({"index", "uuid", "name"})
+"""Without these a row says nothing."""
+
+PROCESS_QUERY: tuple[str, ...] = ("pid", "gpu_uuid", "used_memory")
+"""Not the process name: it may hold commas, and /proc knows it better."""
+
+BUSY_MIB = 1024
+"""More used memory than this is somebody's work, although no process is listed (container, vGPU)."""
+
+LINE_MAX = 4096
+"""Characters of a line that are looked at; the longest genuine row has about 250."""
+
+_NUMBER = re.compile(r"(\d{1,12})(?: MiB)?", re.ASCII)
+_CAPABILITY = re.compile(r"(\d{1,3})\.(\d{1,3})", re.ASCII)
+_UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to query')
+_ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
+# Written as `GPU3: 0000:04:00.0` and, without an index, as `GPU 0000:04:00.0` or `GPU0000:04:00.0`.
+_LOST_LINE = re.compile(rf"device handle for GPU\s*(?:(\d{{1,4}}):\s+)?({_ADDRESS})", re.ASCII)
+_BUS_ID = re.compile(r"(?:([0-9A-Fa-f]{4}|[0-9A-Fa-f]{8}):)?([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", re.ASCII)
+
+# By text first, by code second: codes differ between drivers (a version mismatch is 18 on 535 and 255 on 470).
+_FAILURE_TEXTS = (
+    ("couldn't communicate with the nvidia driver", InventoryError.DRIVER_NOT_LOADED),
+    ("couldn't find libnvidia-ml", InventoryError.LIBRARY_MISSING),
+    ("driver/library version mismatch", InventoryError.DRIVER_MISMATCH),
+)
+_FAILURE_CODES = {
+    9: InventoryError.DRIVER_NOT_LOADED,
+    12: InventoryError.LIBRARY_MISSING,
+    18: InventoryError.DRIVER_MISMATCH,
+}
+
+
+@frozen
+class ProcessList:
+    """Compute processes by GPU UUID. `complete` is False when anything could not be read: then a GPU without a
+    process in the list may still have one."""
+
+    by_uuid: Mapping[str, tuple[GpuProcess, ...]]
+    complete: bool
+    detail: str | None = None
+
+
+def unknown_field(stdout: str) -> str | None:
+    """The field that this driver does not know, when that is why a query failed. It names one per failed call."""
+    match = _UNKNOWN_FIELD.search(stdout)
+    return match.group(1) if match else None
+
+
+def failure(stdout: str, stderr: str, code: int | None) -> Inventory:
+    """The inventory of a call that gave no rows: which kind of failure, and the program's first line as detail."""
+    lowered = (stdout + "\n" + stderr).lower()
+    kind = next((kind for text, kind in _FAILURE_TEXTS if text in lowered), None)
+    if kind is None:
+        kind = _FAILURE_CODES.get(code if code is not None else 0, InventoryError.NVML_INIT_FAILED)
+    detail = _first_line(stdout) or _first_line(stderr) or "nvidia-smi printed nothing"
+    if code:
+        detail = f"{detail} (exit code {code})"
+    return Inventory(InventoryStatus.ERROR, error=kind, detail=detail)
+
+
+def parse_gpus(
+    stdout: str,
+    stderr: str,
+    code: int | None,
+    fields: Sequence[str] = CORE_QUERY,
+    *,
+    unified_mib: int | None = None,
+) -> Inventory:
+    """Read the rows of `--query-gpu=FIELDS --format=csv,noheader,nounits`.
+
+    Rows are read whatever the exit code is, because a card that dropped off may or may not change it. Lines that
+    are neither rows nor a known notice make the inventory partial: they may be a row that was cut. `unified_mib`
+    is the host's memory, for cards that share it and report no size.
+    """
+    lost: list[LostGpu] = []
+    gpus: list[Gpu] = []
+    strange: str | None = None
+    drivers: list[str] = []
+    for line in (*stdout.splitlines(), *stderr.splitlines()):
+        text = line[:LINE_MAX].strip()
+        if not text:
+            continue
+        notice = _LOST_LINE.search(text)
+        if notice:
+            index, address = notice.groups()
+            missing = LostGpu(int(index) if index is not None else None, address)
+            if missing not in lost:
+                lost.append(missing)
+            continue
+        row = _row(text, fields)
+        gpu = _gpu(row, unified_mib) if row is not None else None
+        if row is None or gpu is None or any(other.index == gpu.index for other in gpus):
+            strange = strange or text
+            continue
+        gpus.append(gpu)
+        driver = _value(row.get("driver_version", ""))
+        if driver:
+            drivers.append(driver)
+        if GpuFlag.LOST in gpu.flags:
+            lost.append(LostGpu(gpu.index, gpu.bus_id))
+    if not gpus and not lost:
+        return failure(stdout, stderr, code)
+    complete = not lost and strange is None and code == 0
+    return Inventory(
+        status=InventoryStatus.OK if complete else InventoryStatus.PARTIAL,
+        gpus=tuple(gpus),
+        detail=None if complete else _partial_detail(lost, strange, code),
+        driver_version=drivers[0] if drivers else None,
+        lost=tuple(lost),
+    )
+
+
+def parse_processes(stdout: str, stderr: str, code: int | None) -> ProcessList:
+    """Read the rows of `--query-compute-apps=pid,gpu_uuid,used_memory`.
+
+    An empty answer of a call that succeeded means idle. Rows are taken from both ends, so that a build of
+    nvidia-smi that puts a name with commas between them does no harm.
+    """
+    found: dict[str, list[GpuProcess]] = {}
+    strange: str | None = None
+    for line in (*stdout.splitlines(), *stderr.splitlines()):
+        text = line[:LINE_MAX].strip()
+        if not text or _LOST_LINE.search(text) or text.lower().startswith("no running processes"):
+            continue
+        cells = [cell.strip() for cell in text.split(",")]
+        pid = _number(cells[0])
+        uuid = next((cell for cell in cells[1:-1] if cell.startswith("GPU-")), None)
+        if pid is None or uuid is None:
+            strange = strange or text
+            continue
+        found.setdefault(uuid, []).append(GpuProcess(pid, _number(cells[-1])))
+    complete = code == 0 and strange is None
+    detail = None
+    if not complete:
+        detail = "compute processes are not known: " + (strange or _first_line(stderr) or f"exit code {code}")
+    return ProcessList({uuid: tuple(rows) for uuid, rows in found.items()}, complete, detail)
+
+
+def with_processes(inventory: Inventory, processes: ProcessList) -> Inventory:
+    """The inventory with each GPU's compute processes, and `memory_in_use` where somebody works."""
+    gpus = []
+    for gpu in inventory.gpus:
+        rows = processes.by_uuid.get(gpu.uuid, ())
+        flags = set(gpu.flags)
+        if rows or (gpu.memory_used is not None and gpu.memory_used > BUSY_MIB):
+            flags.add(GpuFlag.MEMORY_IN_USE)
+        gpus.append(evolve(gpu, processes=rows, flags=_ordered(flags)))
+    return evolve(
+        inventory,
+        gpus=tuple(gpus),
+        processes_known=processes.complete,
+        detail=inventory.detail or processes.detail,
+    )
+
+
+def host_memory_mib(meminfo: str) -> int | None:
+    """MemTotal of /proc/meminfo in MiB, or None."""
+    match = re.search(r"^MemTotal:\s+(\d{1,15}) kB", meminfo, re.ASCII | re.MULTILINE)
+    return int(match.group(1)) // 1024 if match else None
+
+
+def normal_bus_id(text: str) -> str | None:
+    """A PCI address with a domain of 8 digits in upper case, from any of the forms in use; None for another text.
+
+    nvidia-smi writes `00000000:0C:00.0`, sysfs `0000:0c:00.0`, people often `0c:00.0`.
+    """
+    match = _BUS_ID.fullmatch(text)
+    return f"{(match.group(1) or '').rjust(8, '0')}:{match.group(2)}".upper() if match else None
+
+
+# -- one row --------------------------------------------------------------------------------------------------
+
+
+def _row(text: str, fields: Sequence[str]) -> Mapping[str, str] | None:
+    cells = [cell.strip() for cell in text.split(",")]
+    surplus = len(cells) - len(fields)
+    if surplus < 0:
+        return None
+    if surplus and "name" in fields:
+        # No cell is quoted; the name is the only one that could hold commas.
+        at = list(fields).index("name")
+        cells[at : at + surplus + 1] = [", ".join(cells[at : at + surplus + 1])]
+    elif surplus:
+        return None
+    return dict(zip(fields, cells, strict=True))
+
+
+def _gpu(row: Mapping[str, str], unified_mib: int | None) -> Gpu | None:
+    index = _number(row.get("index", ""))
+    flags = _flags(row)
+    lost = GpuFlag.LOST in flags
+    uuid = row.get("uuid", "")
+    if index is None or not (uuid.startswith("GPU-") or lost):
+        return None
+    name = _value(row.get("name", "")) or ""
+    total = _number(row.get("memory.total", ""))
+    # [N/A] in every memory cell of a card that is there: host and GPU share the memory.
+    unified = total is None and not lost and _is_not_available(row.get("memory.total"))
+    mig = row.get("mig.mode.current")
+    return Gpu(
+        index=index,
+        uuid=uuid if uuid.startswith("GPU-") else "",
+        bus_id=_value(row.get("pci.bus_id", "")) or "",
+        name=name,
+        memory_total=total,
+        memory_used=_number(row.get("memory.used", "")),
+        memory_free=_number(row.get("memory.free", "")),
+        memory_reserved=_number(row.get("memory.reserved", "")),
+        compute_capability=_capability(row.get("compute_cap", "")) or capability_of(name),
+        gpu_class=None if lost else gpu_class(name, unified_mib if unified else total),
+        unified_memory=unified,
+        ecc_enabled=_switch(row.get("ecc.mode.current", "")),
+        # [N/A] says that the card cannot do MIG.
+        mig_enabled=None if lost else False if _is_not_available(mig) else _switch(mig or ""),
+        uncorrected_ecc=_number(row.get("ecc.errors.uncorrected.volatile.total", "")),
+        flags=flags,
+    )
+
+
+def _flags(row: Mapping[str, str]) -> tuple[GpuFlag, ...]:
+    flags = set()
+    for cell in row.values():
+        lowered = cell.lower()
+        if "gpu is lost" in lowered:
+            flags.add(GpuFlag.LOST)
+        elif "gpu requires reset" in lowered:
+            flags.add(GpuFlag.REQUIRES_RESET)
+    if _number(row.get("ecc.errors.uncorrected.volatile.total", "")):
+        flags.add(GpuFlag.UNCORRECTED_ECC)
+    if row.get("remapped_rows.pending") == "Yes":
+        flags.add(GpuFlag.ROW_REMAP_PENDING)
+    if row.get("remapped_rows.failure") == "Yes":
+        flags.add(GpuFlag.ROW_REMAP_FAILURE)
+    if _switch(row.get("mig.mode.current", "")):
+        flags.add(GpuFlag.MIG_ENABLED)
+    return _ordered(flags)
+
+
+def _ordered(flags: set[GpuFlag]) -> tuple[GpuFlag, ...]:
+    return tuple(flag for flag in GpuFlag if flag in flags)
+
+
+def _is_not_available(cell: str | None) -> bool:
+    return cell is not None and cell.strip("[]").lower() in ("n/a", "not supported")
+
+
+def _value(cell: str) -> str | None:
+    """The text of a cell, or None for one of the values that are no values: [N/A], [Unknown Error] and so on."""
+    return None if not cell or cell.startswith("[") or cell == "N/A" else cell
+
+
+def _number(cell: str) -> int | None:
+    match = _NUMBER.fullmatch(cell)
+    return int(match.group(1)) if match else None
+
+
+def _capability(cell: str) -> tuple[int, int] | None:
+    # A pair of integers: as text "12.0" would be below "8.9", as a float 8.10 would be 8.1.
+    match = _CAPABILITY.fullmatch(cell)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def _switch(cell: str) -> bool | None:
+    return {"Enabled": True, "Disabled": False}.get(cell)
+
+
+def _first_line(text: str) -> str | None:
+    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), None)
+
+
+def _partial_detail(lost: Sequence[LostGpu], strange: str | None, code: int | None) -> str:
+    if lost:
+        names = ", ".join(f"GPU {gpu.index}" if gpu.index is not None else f"the GPU at {gpu.bus_id}" for gpu in lost)
+        return f"{names} dropped off"
+    if strange is not None:
+        return f"nvidia-smi also said: {strange[:300]}"
+    return f"nvidia-smi ended with exit code {code}"

@@ -34,7 +34,6 @@ PROFILE = EngineProfile(
         waiting="llamacpp:requests_deferred",
         steps=("llamacpp:n_decode_total", "llamacpp:tokens_predicted_total"),
         tokens_per_second="llamacpp:predicted_tokens_seconds",
-        tokens_total="llamacpp:tokens_predicted_total",
     ),
 )
 

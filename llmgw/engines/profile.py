@@ -16,7 +16,7 @@ class MetricNames:
     """Names in the engine's /metrics text; None where it has no such series.
 
     `steps` are counters that move only while the engine works, the most exact first; `only` keeps one rank of
-    engines that repeat every series per rank; `averaged` marks a usage that is a share, not a sum.
+    engines that repeat every series per rank.
     """
 
     running: str
@@ -24,7 +24,6 @@ class MetricNames:
     steps: tuple[str, ...]
     kv_usage: str | None = None
     tokens_per_second: str | None = None
-    tokens_total: str | None = None
     only: Mapping[str, str] = field(factory=dict)
 
 

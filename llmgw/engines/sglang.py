@@ -58,7 +58,6 @@ PROFILE = EngineProfile(
         steps=("sglang:realtime_tokens_total", "sglang:generation_tokens_total"),
         kv_usage="sglang:token_usage",
         tokens_per_second="sglang:gen_throughput",
-        tokens_total="sglang:generation_tokens_total",
         only={"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"},
     ),
     probe_lines=re.compile(

@@ -69,7 +69,6 @@ PROFILE = EngineProfile(
         waiting="vllm:num_requests_waiting",
         steps=("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total"),
         kv_usage="vllm:kv_cache_usage_perc",
-        tokens_total="vllm:generation_tokens_total",
     ),
     probe_lines=re.compile(
         r'^(?:\(\w+[^)]*\) )?INFO: +\S+ - "GET (?:/health|/v1/models|/metrics|/ping|/load) HTTP/1\.[01]" \d{3}'

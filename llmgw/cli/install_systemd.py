@@ -141,9 +141,9 @@ def run(args: argparse.Namespace) -> int:
         print("run", " ".join(command))
         sys.stdout.flush()
         run_command(command)
-    for warning in warnings_of(program):
-        print(f"warning: {warning}", file=sys.stderr)
     if not args.root:
+        for warning in warnings_of(program):
+            print(f"warning: {warning}", file=sys.stderr)
         print(next_steps(config, with_socket=args.with_socket), end="")
     return DONE
 

@@ -39,7 +39,7 @@ _PHASE_LINES = (
     (
         re.compile(r"KV cache size|Available KV cache memory|KV Cache is allocated|max_total_num_tokens="),
         "kv-cache",
-        None,
+        False,
     ),
     (re.compile(r"Graph capturing finished|Capture cuda graph end"), "graphs", True),
     (re.compile(r"Graph capturing|Capture cuda graph begin"), "graphs", False),

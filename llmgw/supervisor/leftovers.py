@@ -1,0 +1,213 @@
+"""What a dead engine leaves in the file system: names in /dev/shm, its socket, its temporary folder.
+
+Shared segments have random names and outlive SIGKILL, 400 MiB per vLLM instance (measured). Whose they are shows
+only while their processes live, so the names are noted at Ready and before each SIGKILL. Nothing is ever removed
+by its prefix: other instances have the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterable
+
+from attrs import frozen
+
+from llmgw.domain.shard import UnixEndpoint
+from llmgw.supervisor.cgroup import Cgroup
+from llmgw.supervisor.procfs import all_pids, boot_id
+from llmgw.supervisor.records import ShardRecord, ShmFile
+
+SHM = "/dev/shm"
+
+
+@frozen
+class ShmCleanup:
+    """`kept` with the reason why; a file that was gone already is in neither."""
+
+    removed: tuple[ShmFile, ...] = ()
+    kept: tuple[tuple[ShmFile, str], ...] = ()
+
+
+@frozen
+class ShmUsage:
+    """Bytes that files really take, and the share of the whole tmpfs (0 to 1, None when unknown)."""
+
+    bytes: int
+    share: float | None
+
+
+def note_shm(pids: Iterable[int]) -> frozenset[ShmFile]:
+    """The files in /dev/shm that these processes have mapped or open. Blocks for some milliseconds per process."""
+    found: set[ShmFile] = set()
+    for pid in pids:
+        found |= _files_of(pid)[0]
+    return frozenset(found)
+
+
+def remove_unused_shm(files: Collection[ShmFile]) -> ShmCleanup:
+    """Remove those that no living process maps or has open.
+
+    A process that does not let us look (another user's) counts as a possible user of a file, unless the file's mode
+    shuts everybody but its owner out. Root's processes are then taken at their word: else a service user could
+    never clean up at all.
+    """
+    mine = [file for file in files if _is_the_noted_file(file)]
+    if not mine:
+        return ShmCleanup()
+    in_use: set[ShmFile] = set()
+    hidden: set[int] = set()
+    for pid in all_pids():
+        used, complete = _files_of(pid)
+        in_use |= used
+        if not complete and (uid := _owner(f"/proc/{pid}")) is not None:
+            hidden.add(uid)
+    removed: list[ShmFile] = []
+    kept: list[tuple[ShmFile, str]] = []
+    for file in sorted(mine, key=lambda file: file.name):
+        reason = "another process uses it" if file in in_use else _why_unknown(file, hidden)
+        if reason is None:
+            try:
+                os.unlink(_path(file))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if reason is None:
+            removed.append(file)
+        else:
+            kept.append((file, reason))
+    return ShmCleanup(tuple(removed), tuple(kept))
+
+
+def shm_usage(files: Iterable[ShmFile]) -> ShmUsage:
+    """How much of /dev/shm these take. Segments are sparse, so blocks are counted and not lengths."""
+    total = 0
+    for file in files:
+        try:
+            status = os.lstat(_path(file))
+        except OSError:
+            continue
+        if status.st_ino == file.inode:
+            total += status.st_blocks * 512
+    try:
+        whole = os.statvfs(SHM)
+        size = whole.f_blocks * whole.f_frsize
+    except OSError:
+        size = 0
+    return ShmUsage(total, total / size if size else None)
+
+
+def remove_socket(path: str) -> str | None:
+    """Unlink a dead engine's socket file; vLLM leaves its own after a clean exit too. None, or why it stays."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            return f"{path} is no socket"
+        os.unlink(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot remove {path}: {error.strerror}"
+    return None
+
+
+def remove_tmp_dir(path: str, state_dir: str) -> str | None:
+    """Remove an engine's temporary folder with all in it. None, or why it stays.
+
+    Only one that lies in `tmp` of the state directory: a record that was tampered with must not cost anything else.
+    """
+    base = os.path.realpath(os.path.join(state_dir, "tmp"))
+    if os.path.dirname(os.path.realpath(path)) != base or os.path.islink(path):
+        return f"{path} is not in {base}"
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot remove {path}: {error.strerror}"
+    return None
+
+
+def clean_up(record: ShardRecord, shm: Collection[ShmFile], state_dir: str) -> tuple[str, ...]:
+    """Remove all that a launch left, once nothing of it lives. The answer is what stays, in sentences.
+
+    `shm` is what the record knows and what was noted since. Blocks: for a thread that is never abandoned.
+    """
+    complaints: list[str | None] = []
+    if record.leader.boot_id == boot_id():
+        # A reboot has emptied /dev/shm: what stands there now under these names is somebody else's.
+        complaints += [f"{_path(file)} stays: {why}" for file, why in remove_unused_shm(shm).kept]
+    if isinstance(record.endpoint, UnixEndpoint):
+        complaints.append(remove_socket(record.endpoint.path))
+    if record.tmp_dir is not None:
+        complaints.append(remove_tmp_dir(record.tmp_dir, state_dir))
+    cgroup = Cgroup.at(record.cgroup)
+    if cgroup is not None and not cgroup.remove():
+        complaints.append(f"cannot remove {cgroup.path}")
+    return tuple(complaint for complaint in complaints if complaint is not None)
+
+
+def _files_of(pid: int) -> tuple[set[ShmFile], bool]:
+    """What it uses, and whether all of it could be seen. A process that is gone uses nothing."""
+    found: set[ShmFile] = set()
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                if SHM in line:
+                    fields = line.rstrip("\n").split(None, 5)
+                    if len(fields) == 6 and fields[4].isdecimal():
+                        _add(found, fields[5], int(fields[4]))
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            link = f"/proc/{pid}/fd/{name}"
+            try:
+                target = os.readlink(link)
+                if target.startswith(SHM):
+                    _add(found, target, os.stat(link).st_ino)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    except (FileNotFoundError, ProcessLookupError):
+        return found, True
+    except OSError:
+        return found, False
+    return found, True
+
+
+def _add(found: set[ShmFile], path: str, inode: int) -> None:
+    name = path.removeprefix(f"{SHM}/")
+    if name != path and not name.endswith(" (deleted)"):
+        found.add(ShmFile(name, inode))
+
+
+def _path(file: ShmFile) -> str:
+    return f"{SHM}/{file.name}"
+
+
+def _is_the_noted_file(file: ShmFile) -> bool:
+    if file.name.startswith("/") or ".." in file.name.split("/"):
+        return False
+    try:
+        status = os.lstat(_path(file))
+    except OSError:
+        return False
+    return status.st_ino == file.inode and stat.S_ISREG(status.st_mode)
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None
+
+
+def _why_unknown(file: ShmFile, hidden: set[int]) -> str | None:
+    """None when no process of these users can have it, else the reason why nobody knows."""
+    if not hidden:
+        return None
+    try:
+        status = os.lstat(_path(file))
+    except OSError as error:
+        return error.strerror or str(error)
+    if status.st_uid in hidden or status.st_mode & 0o077:
+        return "not every process lets llmgw see what it uses"
+    return None

@@ -37,6 +37,19 @@ class Where:
                 parts.append(str(self.column))
         return ":".join(parts)
 
+    @classmethod
+    def parse(cls, text: str) -> Where:
+        """Read `file`, `file:line` or `file:line:column` back; colons in the file's name do no harm."""
+        numbers: list[int] = []
+        while len(numbers) < 2:
+            head, colon, tail = text.rpartition(":")
+            if not colon or not tail.isdecimal() or len(tail) > 9:
+                break
+            text = head
+            numbers.insert(0, int(tail))
+        line, column = (*numbers, None, None)[:2]
+        return cls(text, line, column)
+
 
 @frozen
 class Problem:

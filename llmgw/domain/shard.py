@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from llmgw.domain.problem import Problem
+from llmgw.domain.problem import Problem, Where
 
 Port = int | Literal["auto", "unix"]
 ArgValue = str | int | float | bool | tuple[Any, ...] | Mapping[str, Any]
@@ -192,6 +192,11 @@ class ShardSpec:
     @property
     def pinned_gpus(self) -> tuple[int | str, ...]:
         return self.gpus if isinstance(self.gpus, tuple) else ()
+
+    def written_at(self, *keys: str) -> Where | None:
+        """Where the first of these keys that is written stands, else where the shard's name does."""
+        origin = next((self.origins[key] for key in (*keys, "name") if key in self.origins), None)
+        return Where.parse(origin) if origin is not None else None
 
     @property
     def ids(self) -> tuple[ShardId, ...]:

@@ -1,0 +1,134 @@
+"""GPU memory that comes back late, never, or to nobody knows whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus
+from llmgw.supervisor.gpu_release import GpuRelease, used_before, wait_gpu_release
+
+
+def gpu(index: int, used: int | None, *processes: GpuProcess) -> Gpu:
+    return Gpu(index, f"GPU-{index}", f"00000000:0{index}:00.0", "L40S", 46068, used, None, (8, 9), processes)
+
+
+def node(*gpus: Gpu, known: bool = True) -> Inventory:
+    return Inventory(InventoryStatus.OK, gpus, processes_known=known)
+
+
+def failed(kind: InventoryError, detail: str) -> Inventory:
+    return Inventory(InventoryStatus.ERROR, error=kind, detail=detail)
+
+
+async def release(
+    answer: Callable[[], Inventory],
+    gpus: tuple[int, ...] = (0,),
+    before: dict[int, int | None] | None = None,
+    ours: frozenset[int] = frozenset(),
+    describe: Callable[[int], str | None] = lambda pid: None,
+) -> GpuRelease:
+    async def ask() -> Inventory:
+        await trio.sleep(0.1)
+        return answer()
+
+    level = {0: 4} if before is None else before
+    return await wait_gpu_release(ask, gpus, level, timeout=30.0, is_ours=ours.__contains__, describe=describe)
+
+
+async def test_memory_that_comes_back_late_is_waited_for(autojump_clock: MockClock) -> None:
+    back = trio.current_time() + 6.0
+    result = await release(lambda: node(gpu(0, 41000 if trio.current_time() < back else 4)))
+    assert result.freed and result.held == ()
+    assert 6.0 <= result.seconds <= 9.0
+
+
+async def test_memory_that_never_comes_back_names_its_holder(autojump_clock: MockClock) -> None:
+    result = await release(lambda: node(gpu(0, 41000, GpuProcess(4190001, 41000))))
+    assert not result.freed and result.seconds == pytest.approx(30.0)
+    assert str(result) == "GPU 0: 41000 MiB used by pid 4190001 (not ours, not visible)"
+
+
+async def test_several_holders_are_told_with_their_shares(autojump_clock: MockClock) -> None:
+    holders = (GpuProcess(812, 20000), GpuProcess(4411, None))
+    names = {4411: "python, uid 1000"}
+    result = await release(lambda: node(gpu(0, 41000, *holders)), ours=frozenset({812}), describe=names.get)
+    assert str(result) == "GPU 0: 41000 MiB used by pid 812 20000 MiB (ours), pid 4411 (python, uid 1000, not ours)"
+
+
+async def test_memory_that_nobody_admits_to_is_held_too(autojump_clock: MockClock) -> None:
+    result = await release(lambda: node(gpu(0, 41000)))
+    assert str(result) == "GPU 0: 41000 MiB used by a process that nvidia-smi does not show, 4 MiB before the launch"
+
+
+async def test_a_process_of_ours_holds_whatever_the_memory_says(autojump_clock: MockClock) -> None:
+    result = await release(lambda: node(gpu(0, 4, GpuProcess(812, 0))), ours=frozenset({812}))
+    assert not result.freed
+
+
+async def test_what_strangers_used_before_the_launch_is_not_ours_to_wait_for(autojump_clock: MockClock) -> None:
+    result = await release(lambda: node(gpu(0, 9040, GpuProcess(77, 9000))), before={0: 9004})
+    assert result.freed and result.seconds < 1
+
+
+async def test_seventy_mib_too_many_pass_but_a_left_over_context_does_not(autojump_clock: MockClock) -> None:
+    assert (await release(lambda: node(gpu(0, 74)))).freed
+    assert not (await release(lambda: node(gpu(0, 304)))).freed
+
+
+async def test_a_failed_query_is_not_confirmed_never_free(autojump_clock: MockClock) -> None:
+    result = await release(lambda: failed(InventoryError.TIMEOUT, "nvidia-smi did not end within 20 s"))
+    assert not result.freed and result.asked
+    assert str(result) == "GPU 0: not confirmed free: nvidia-smi did not end within 20 s"
+
+
+async def test_a_query_that_fails_once_is_asked_again(autojump_clock: MockClock) -> None:
+    answers = iter([failed(InventoryError.NVML_INIT_FAILED, "Unknown Error"), node(gpu(0, 4))])
+    assert (await release(lambda: next(answers))).freed
+
+
+async def test_a_question_that_hangs_ends_with_the_limit(autojump_clock: MockClock) -> None:
+    result = await wait_gpu_release(trio.sleep_forever, (0,), {0: 4}, timeout=30.0, is_ours=lambda pid: False)  # type: ignore[arg-type]
+    assert not result.freed and "no answer within 30 s" in str(result)
+
+
+async def test_a_gpu_that_is_gone_from_the_list_is_not_confirmed(autojump_clock: MockClock) -> None:
+    result = await release(lambda: node(gpu(0, 4)), gpus=(0, 3), before={0: 4, 3: 4})
+    assert [held.index for held in result.held] == [3]
+
+
+async def test_without_gpus_nothing_is_asked() -> None:
+    async def ask() -> Inventory:
+        raise AssertionError("asked for nothing")
+
+    result = await wait_gpu_release(ask, (), {}, timeout=30.0, is_ours=lambda pid: False)
+    assert result.freed and not result.asked
+
+
+async def test_a_node_without_nvidia_smi_does_not_wait(autojump_clock: MockClock) -> None:
+    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={0: None})
+    assert result.freed and not result.asked and result.seconds < 1
+
+
+async def test_an_nvidia_smi_that_vanished_since_the_launch_proves_nothing(autojump_clock: MockClock) -> None:
+    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={0: 4})
+    assert not result.freed
+
+
+@pytest.mark.parametrize(
+    ("known", "processes", "freed"),
+    [(True, (), True), (False, (), False), (True, (GpuProcess(9, None),), False), (True, (GpuProcess(9, 300),), True)],
+)
+async def test_without_a_size_only_a_complete_list_of_processes_frees(
+    known: bool, processes: tuple[GpuProcess, ...], freed: bool, autojump_clock: MockClock
+) -> None:
+    result = await release(lambda: node(gpu(0, None, *processes), known=known), before={0: None})
+    assert result.freed is freed
+
+
+def test_the_level_before_a_launch_is_unknown_where_nothing_was_read() -> None:
+    assert used_before(node(gpu(0, 17)), (0, 1)) == {0: 17, 1: None}
+    assert used_before(None, (0,)) == {0: None}

@@ -328,18 +328,6 @@ def read_jobs(listing: str, unit: str) -> Job:
     return "none"
 
 
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\b")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
-def read_timespan(text: str) -> float | None:
-    """Seconds of a span as systemctl prints it (`1min 30s`); None for `infinity` and what is not one."""
-    parts = _SPAN.findall(text)
-    if not parts or _SPAN.sub("", text).strip():
-        return None
-    return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
-
-
 # -- the status line -----------------------------------------------------------------------------------------
 
 _CONDITION_RANK = {

@@ -19,8 +19,7 @@ from importlib import resources
 from pathlib import Path
 
 from llmgw import __version__
-from llmgw.cli.errors import DONE, FAILED, CommandError
-from llmgw.cli.errors import USAGE as WRONG_COMMAND_LINE
+from llmgw.cli.errors import DONE, FAILED, WRONG_LINE, CommandError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def wanted_files(
     for what, path in (("program", program), ("configuration", config)):
         if not _SAFE_PATH.match(path):
             raise CommandError(
-                WRONG_COMMAND_LINE,
+                WRONG_LINE,
                 f"cannot write the {what} {path!r} into a unit: it has characters that would need quoting",
                 "use a path of letters, digits and ._+@-/ only",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from attrs import frozen
@@ -40,6 +41,10 @@ variable that some table names as a secret is dropped. A shard that needs one of
 _EXACT = frozenset(name for name in DROPPED_VARIABLES if not name.endswith("*"))
 _PREFIXES = tuple(name[:-1] for name in DROPPED_VARIABLES if name.endswith("*"))
 
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|(?:^|_)KEY$", re.I)
+_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+"""A URL with a password in it, as proxy variables may hold."""
+
 LOOPBACK = ("127.0.0.1", "::1")
 """What NO_PROXY gains: engines talk to themselves (SGLang's warm-up) and must not ask a proxy for it."""
 
@@ -49,9 +54,14 @@ def is_dropped(name: str) -> bool:
     return name in _EXACT or name.startswith(_PREFIXES)
 
 
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a variable is masked wherever it is shown although nobody declared it a secret."""
+    return bool(value) and (_SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(value) is not None)
+
+
 @frozen
 class Environment:
-    """The merged variables, where each comes from, and which of them hold a secret."""
+    """The merged variables, where each comes from, and which of them are not to be shown."""
 
     values: Mapping[str, str]
     origins: Mapping[str, EnvOrigin]
@@ -94,6 +104,7 @@ def merge_env(
         else:
             values[name] = substitute(name, written)
     _add_loopback(plan, values, origins)
+    secret.update(name for name, value in values.items() if looks_secret(name, value))
     return Environment(values, origins, frozenset(secret))
 
 

@@ -261,11 +261,11 @@ class ActivitySeen:
 
 @frozen
 class Retitled:
-    """The file changed what does not touch the engine: shown names, hash."""
+    """The names under which it is shown: a new launch or a reload may change them."""
 
     name: str
     model: str
-    config_hash: str
+    engine: str
 
 
 Event = (
@@ -524,8 +524,8 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(status, detail=detail)
         case ActivitySeen(activity=activity):
             return evolve(status, activity=activity)
-        case Retitled(name=name, model=model, config_hash=config_hash):
-            return evolve(status, name=name, model=model, config_hash=config_hash)
+        case Retitled(name=name, model=model, engine=engine):
+            return evolve(status, name=name, model=model, engine=engine)
 
 
 def _ended(status: ShardStatus) -> ShardStatus:

@@ -1,0 +1,605 @@
+"""One launch of an engine, spawned or adopted alike: `async with launch(...) as engine`.
+
+Leaving the block means that it is gone: all of its processes dead, its leftovers removed, its GPUs asked about. The
+one exception is an engine that was left running on purpose, because llmgw leaves and it stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from llmgw.board import Board, Cell, Leaving
+from llmgw.config.model import Config, SupervisorConfig
+from llmgw.discovery.installed import engine_version
+from llmgw.domain.hardware import Inventory
+from llmgw.domain.problem import ConfigError, Problem, Reason, errors_of
+from llmgw.domain.shard import Endpoint, LaunchPlan, Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
+from llmgw.engines.adapter import build_command, is_probe_line, profile
+from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
+from llmgw.placement.assign import Devices, pinned_devices
+from llmgw.supervisor.follow import LogFollower
+from llmgw.supervisor.gpu_release import used_before, wait_gpu_release
+from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm
+from llmgw.supervisor.listeners import listener_of, port_free, port_holders
+from llmgw.supervisor.logtail import LogLine, LogTail
+from llmgw.supervisor.oom import oom_kills
+from llmgw.supervisor.processes import (
+    Cgroup,
+    Children,
+    EngineProcesses,
+    Member,
+    SpawnFailed,
+    TermTo,
+    find_own_cgroup,
+    spawn_engine,
+    ticks_now,
+)
+from llmgw.supervisor.readiness import ListenerFact
+from llmgw.supervisor.records import LoadTimes, OnStop, RecordStore, ShardRecord, ShmFile
+
+log = logging.getLogger(__name__)
+
+TAIL_BYTES = 4 << 20
+"""Bytes of output kept in memory per shard at most, however long its lines are."""
+
+DEATHS_WINDOW = 10.0
+"""Seconds within which several deaths count as one event: the OOM killer takes several engines at once."""
+
+CLEANUP_MARGIN = 60.0
+"""Seconds beyond the longest stop that a clean-up gets when it is cut short by an error or a cancellation."""
+
+
+class LaunchRefused(Exception):
+    """The engine was not launched, and why. `counted` is False where a check said no before anything was tried."""
+
+    def __init__(self, reason: Reason, *, counted: bool = False) -> None:
+        super().__init__(reason.cause)
+        self.reason = reason
+        self.counted = counted
+
+
+def engine_stays(on_stop: OnStop, leaving: Leaving) -> bool:
+    """Whether an engine lives on when llmgw leaves like this."""
+    if leaving.all_stay:
+        return True
+    return on_stop == "leave" or (on_stop == "auto" and leaving.engines_stay)
+
+
+def choose_port(
+    previous: int | None, span: tuple[int, int], taken: frozenset[int], is_free: Callable[[int], bool]
+) -> int | None:
+    """A port for `port = "auto"`: the previous one while it is free, else the lowest free one; None when none is."""
+    candidates = [previous] if previous is not None and span[0] <= previous <= span[1] else []
+    candidates += [port for port in range(span[0], span[1] + 1) if port != previous]
+    return next((port for port in candidates if port not in taken and is_free(port)), None)
+
+
+@define
+class Host:
+    """What every launch needs of this node. Shared by all shards; each part has one owner."""
+
+    board: Board
+    children: Children
+    config: Cell[Config]
+    """The configuration in force; written by the supervisor's `apply` alone."""
+    records: RecordStore
+    load_times: LoadTimes
+    follower: LogFollower
+    env: Mapping[str, str]
+    ask_inventory: Callable[[], Awaitable[Inventory]]
+    check: Callable[[ShardSpec, Endpoint], Awaitable[Sequence[Problem]]]
+    """Preflight of one shard against the machine as it is now."""
+    chance: Callable[[], float]
+    new_run_id: Callable[[], str]
+    """16 hex digits that were never given before."""
+    engines: dict[ShardId, Engine] = field(factory=dict)
+    """Engines that run now; each is entered and taken out by its own launch."""
+    ports: dict[ShardId, int] = field(factory=dict)
+    """Ports that llmgw chose, kept over restarts of a shard."""
+    generations: dict[ShardId, int] = field(factory=dict)
+    deaths: deque[float] = field(factory=lambda: deque(maxlen=8))
+    own_cgroup: str | None = field(factory=find_own_cgroup)
+
+    @property
+    def settings(self) -> SupervisorConfig:
+        return self.config.value.supervisor
+
+    def new_tail(self, spec: ShardSpec) -> LogTail:
+        settings = self.settings
+        return LogTail(
+            settings.log_lines,
+            TAIL_BYTES,
+            settings.log_line_max,
+            pin=lambda text: is_error_line(spec.engine, text),
+            drop=lambda text: is_probe_line(spec.engine, text),
+        )
+
+    def log_path(self, id_: ShardId) -> str:
+        return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
+
+    def several_died(self) -> bool:
+        """Enter a death and say whether others died just now."""
+        now = trio.current_time()
+        self.deaths.append(now)
+        return sum(1 for at in self.deaths if now - at <= DEATHS_WINDOW) > 1
+
+
+@frozen
+class Takeover:
+    """An engine of an earlier supervisor that was proven ours, with its record."""
+
+    record: ShardRecord
+    processes: EngineProcesses
+
+
+@frozen
+class Ended:
+    """What a take-down came to. `held` and `unkillable` are texts, empty when all is well."""
+
+    how: str
+    held: str = ""
+    unkillable: str = ""
+
+
+class Engine:
+    """A running engine, as its shard's task sees it."""
+
+    def __init__(self, host: Host, spec: ShardSpec, tail: LogTail, processes: EngineProcesses, record: ShardRecord):
+        self._host = host
+        self._spec = spec
+        self._tail = tail
+        self._processes = processes
+        self._record = record
+        self._profile = profile(spec.engine)
+        self._began = trio.current_time()
+        self._oom_before = oom_kills(host.own_cgroup)
+        self._exit_code: int | None = None
+        self._ended: Ended | None = None
+        self._stays = False
+        self._was_ready = record.ready_at is not None
+        self._log_path = record.log_path or host.log_path(record.id)
+        processes.before_kill = self._note_before_kill
+
+    # -- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return self._record.leader.pid
+
+    @property
+    def pgid(self) -> int:
+        return self._record.pgid
+
+    @property
+    def generation(self) -> int:
+        return self._record.generation
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._record.endpoint
+
+    @property
+    def config_hash(self) -> str:
+        return self._record.config_hash
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return self._record.gpus
+
+    @property
+    def launched_at(self) -> float:
+        return self._record.launched_at
+
+    @property
+    def key(self) -> Secret | None:
+        return Secret(self._record.api_key, "record") if self._record.api_key is not None else None
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names that its list of models may show it under."""
+        return (self._record.model, *self._spec.aliases)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, and for an engine whose exit code cannot be known."""
+        return self._exit_code
+
+    # -- asking about it ---------------------------------------------------------------------------------
+
+    async def wait_exit(self) -> None:
+        """Return when the leader is dead."""
+        self._exit_code = (await self._processes.wait_exit()).code
+
+    def members(self) -> tuple[Member, ...]:
+        return self._processes.members()
+
+    def has_members(self) -> bool:
+        return bool(self._processes.members())
+
+    async def wait_member(self, members: Sequence[Member]) -> Member:
+        """Return the first of these that is gone."""
+        return await self._processes.wait_member_exit(members)
+
+    def listener(self) -> ListenerFact:
+        """Whose the socket is that answers at its endpoint."""
+        found = listener_of(self.endpoint, self._processes)
+        return ListenerFact(found.kind, str(found.holder) if found.holder else "")
+
+    def loading_title(self, beginnings: Sequence[str]) -> str | None:
+        """The sign of loading that a descendant's name is, if there is one."""
+        if not beginnings:
+            return None
+        for member in self._processes.members():
+            if any(member.comm.startswith(beginning) for beginning in beginnings):
+                return f"process {member.comm}"
+        return None
+
+    async def follow_output(self, on_lines: Callable[[Sequence[LogLine]], None]) -> None:
+        """Bring new output into the tail until cancelled."""
+        await self._host.follower.follow(self._log_path, self._tail, on_lines)
+
+    def diagnose(self) -> Reason:
+        """Why it exited, from its code, its last lines and what the host knows."""
+        spec, before, after = self._spec, self._oom_before, oom_kills(self._host.own_cgroup)
+        holder = None
+        if isinstance(self.endpoint, TcpEndpoint):
+            found = port_holders([self.endpoint.port]).get(self.endpoint.port)
+            holder = str(found) if found is not None else None
+        return diagnose(
+            ExitFacts(
+                engine=spec.engine,
+                code=self._exit_code,
+                lines=self._tail.evidence(),
+                name=self._record.id.shown(spec.replicas),
+                oom_killed=None if before is None or after is None else after > before,
+                several_died=self._host.several_died(),
+                ready=self._was_ready,
+                seconds_alive=trio.current_time() - self._began,
+                port_holder=holder,
+                secrets=self._secrets(),
+            )
+        )
+
+    def _secrets(self) -> tuple[str, ...]:
+        """Texts of this engine that must never be shown, should it print them."""
+        written = [value.reveal() for value in self._spec.env.values() if isinstance(value, Secret)]
+        return tuple(written) if self.key is None else (*written, self.key.reveal())
+
+    # -- keeping the record ------------------------------------------------------------------------------
+
+    def note_ready(self, load_seconds: float | None) -> None:
+        """It is Ready: keep what is only known now, for the next supervisor and the next load."""
+        first = not self._was_ready
+        self._was_ready = True
+        shm = note_shm(member.pid for member in self._processes.members())
+        self._rewrite(evolve(self._record, ready_at=self._host.board.now(), shm=_in_order(shm), alive_at=ticks_now()))
+        if first and load_seconds is not None:
+            try:
+                self._host.load_times.put(self._record.id, load_seconds)
+            except OSError as error:
+                log.warning("cannot keep the load time of %s: %s", self._record.id, error)
+
+    def set_on_stop(self, on_stop: OnStop) -> None:
+        """A reload changed what happens to it at the end of llmgw."""
+        self._rewrite(evolve(self._record, on_stop=on_stop))
+
+    def _rewrite(self, record: ShardRecord) -> None:
+        self._record = record
+        try:
+            self._host.records.save(record)
+        except OSError as error:
+            # The record of the launch is there; only what was learnt since is not.
+            log.warning("cannot rewrite the process record of %s: %s", record.id, error)
+
+    def _note_before_kill(self, members: tuple[Member, ...]) -> None:
+        """After SIGKILL nobody removes its /dev/shm names, and nobody could tell any more whose they were."""
+        shm = note_shm(member.pid for member in members)
+        self._record = evolve(self._record, shm=_in_order({*self._record.shm, *shm}))
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """llmgw leaves; it stays. Its record is what the next supervisor finds it by."""
+        self._stays = True
+        if self._processes.is_leader_alive():
+            self._rewrite(evolve(self._record, alive_at=ticks_now()))
+
+    @property
+    def stays(self) -> bool:
+        leaving = self._host.board.leaving.value
+        return self._stays or (leaving is not None and engine_stays(self._host.settings.on_stop, leaving))
+
+    async def take_down(self, on_step: Callable[[str], None] = lambda _: None) -> Ended:
+        """The one stop order from SIGTERM on, then leftovers, then the GPUs. Asked twice it is done once.
+
+        Not cancellable before it is through or its time is up: half a stop would leave orphans.
+        """
+        if self._ended is None:
+            limits = self._spec.limits
+            with trio.move_on_after(limits.longest_stop + CLEANUP_MARGIN, shield=True):
+                self._ended = await self._take_down(on_step)
+        return self._ended or Ended("given up", unkillable=f"pid {self.pid}")
+
+    async def _take_down(self, on_step: Callable[[str], None]) -> Ended:
+        host, limits = self._host, self._spec.limits
+        term_to: TermTo | None = self._profile.term_to
+        if self._profile.kill_while_loading and not self._was_ready:
+            term_to = None
+        outcome = await self._processes.stop(
+            term_to=term_to, stop_timeout=limits.stop_timeout, hurry=host.board.hurry, on_step=on_step
+        )
+        self._exit_code = (await self._processes.wait_exit()).code if outcome.kind != "unkillable" else None
+        await host.follower.drain(self._log_path, self._tail)
+        if outcome.kind == "unkillable":
+            left = ", ".join(str(member) for member in outcome.leftover)
+            return Ended("SIGKILL without effect", f"{', '.join(self.gpus) or 'nothing'} held by {left}", left)
+        words = {"gone": "it was gone already", "gone-term": "SIGTERM", "gone-kill": "SIGKILL"}[outcome.kind]
+        how = f"{words}, {outcome.seconds:.1f} s"
+        await trio.to_thread.run_sync(self._clear_traces)
+        held = await self._wait_gpus(on_step)
+        self._processes.close()
+        self._delete_record()
+        return Ended(how, held)
+
+    def _clear_traces(self) -> None:
+        for problem in clear_traces(self._record, self._host.settings.state_dir):
+            log.warning("%s: %s", self._record.id, problem)
+
+    def _delete_record(self) -> None:
+        try:
+            self._host.records.delete(self._record.id)
+        except OSError as error:
+            # Harmless: the next supervisor finds that this pid is gone, or another process.
+            log.warning("cannot delete the process record of %s: %s", self._record.id, error)
+
+    async def _wait_gpus(self, on_step: Callable[[str], None]) -> str:
+        gpus = tuple(self._record.gpu_memory_before)
+        if not gpus or self._host.board.hurry.value:
+            return ""
+        on_step("waiting for its GPU memory")
+        release = await wait_gpu_release(
+            self._host.ask_inventory,
+            gpus,
+            self._record.gpu_memory_before,
+            timeout=self._spec.limits.gpu_release_timeout,
+            is_ours=lambda pid: False,
+        )
+        return "" if release.freed else str(release)
+
+
+def clear_traces(record: ShardRecord, state_dir: str) -> tuple[str, ...]:
+    """Remove what a dead engine left in the file system; returns what stays, and why. Blocks for milliseconds."""
+    stays: list[str | None] = []
+    if record.shm:
+        stays += [f"/dev/shm/{file.name} stays: {why}" for file, why in remove_unused_shm(record.shm).kept]
+    if isinstance(record.endpoint, UnixEndpoint):
+        stays.append(remove_socket(record.endpoint.path))
+    if record.tmp_dir is not None:
+        stays.append(remove_tmp_dir(record.tmp_dir, state_dir))
+    return tuple(problem for problem in stays if problem is not None)
+
+
+def _in_order(files: Collection[ShmFile]) -> tuple[ShmFile, ...]:
+    return tuple(sorted(files, key=lambda file: file.name))
+
+
+@asynccontextmanager
+async def launch(
+    host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail, takeover: Takeover | None = None
+) -> AsyncIterator[Engine]:
+    """Spawn (or take over) the engine of one instance; see the module's text for what leaving it means.
+
+    Raises LaunchRefused when it was not started; nothing is left of the attempt then.
+    """
+    if takeover is None:
+        engine = await _spawn(host, id_, spec, tail)
+    else:
+        host.generations[id_] = takeover.record.generation
+        if isinstance(takeover.record.endpoint, TcpEndpoint):
+            host.ports[id_] = takeover.record.endpoint.port
+        engine = Engine(host, spec, tail, takeover.processes, takeover.record)
+        await host.follower.read_back(host.log_path(id_), tail)
+    host.engines[id_] = engine
+    try:
+        yield engine
+    finally:
+        if engine.stays:
+            engine.leave()
+        else:
+            await engine.take_down()
+        del host.engines[id_]
+
+
+async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail) -> Engine:
+    endpoint = _choose_endpoint(host, id_, spec)
+    problems = errors_of(await host.check(spec, endpoint))
+    if problems:
+        raise LaunchRefused(_reason_of(problems))
+    devices, before = await _choose_devices(host, spec)
+    plan = _plan(host, id_, spec, endpoint, devices)
+    try:
+        command = build_command(plan)
+    except ConfigError as error:
+        reason = Reason(error.code, error.message, error.hint, retry=False)
+        raise LaunchRefused(reason, counted=True) from error
+    for warning in command.warnings:
+        log.warning("%s: %s", plan.name, warning.message)
+    log_path = host.log_path(id_)
+    try:
+        _make_folders(plan)
+    except OSError as error:
+        raise LaunchRefused(
+            Reason("no-folder", f"cannot prepare its folders: {error}", "make state_dir writable, or free some space"),
+            counted=True,
+        ) from error
+    marker = f"launch {plan.generation} of {plan.name}: {command.argv[0]}"
+    host.follower.write_marker(log_path, marker)
+    cgroup = Cgroup.create(f"shard-{id_.name}.{id_.replica}.{plan.generation}", host.own_cgroup)
+    try:
+        child = spawn_engine(host.children, command, log_path=log_path, cgroup=cgroup)
+    except SpawnFailed as error:
+        shutil.rmtree(plan.tmp_dir, ignore_errors=True)
+        raise LaunchRefused(Reason(error.code, error.message, error.hint), counted=True) from error
+    record = ShardRecord(
+        id=id_,
+        generation=plan.generation,
+        run_id=plan.run_id,
+        leader=child.engine.leader,
+        pgid=child.engine.pgid,
+        sid=child.engine.sid,
+        alive_at=ticks_now(),
+        endpoint=endpoint,
+        config_hash=spec.config_hash,
+        engine=spec.engine.value,
+        model=spec.model,
+        on_stop=host.settings.on_stop,
+        cgroup=child.engine.cgroup.path if child.engine.cgroup is not None else None,
+        devices=devices.visible,
+        gpus=devices.labels,
+        gpu_memory_before=before,
+        api_key=spec.api_key.reveal() if spec.api_key is not None else None,
+        tmp_dir=plan.tmp_dir,
+        log_path=log_path,
+        engine_version=plan.engine_version,
+        launched_at=host.board.now(),
+    )
+    try:
+        # In a thread, since an fsync on a busy disk takes as long as it takes; not abandoned, since a record that
+        # appears after the child was given up would name nobody.
+        await trio.to_thread.run_sync(host.records.save, record)
+    except BaseException as error:
+        child.abandon()
+        shutil.rmtree(plan.tmp_dir, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = Reason(
+                "no-record",
+                f"cannot write its process record: {error.strerror or error}",
+                "without a record it could become an orphan, so it was not started; free some space in state_dir",
+            )
+            raise LaunchRefused(reason, counted=True) from error
+        raise
+    child.open_gate()
+    return Engine(host, spec, tail, child.engine, record)
+
+
+def _reason_of(problems: Sequence[Problem]) -> Reason:
+    first = problems[0]
+    return Reason(first.code, first.message, first.hint, tuple(problem.message for problem in problems[1:]))
+
+
+def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:
+    if spec.port == "unix":
+        return UnixEndpoint(os.path.join(host.settings.runtime_dir, f"{id_.name}.{id_.replica}.sock"))
+    if isinstance(spec.port, int):
+        return TcpEndpoint(spec.host, spec.port)
+    config = host.config.value
+    written = {other.port for other in config.shards if isinstance(other.port, int)}
+    chosen = {port for other, port in host.ports.items() if other != id_}
+    taken = frozenset(written | chosen)
+    address = TcpEndpoint(spec.host, 0).host
+    port = choose_port(
+        host.ports.get(id_), config.node.engine_ports, taken, lambda port: port_free(address, port) is None
+    )
+    if port is None:
+        first, last = config.node.engine_ports
+        reason = Reason("no-port", f"no port of {first}-{last} is free", "widen [node] engine_ports")
+        raise LaunchRefused(reason)
+    host.ports[id_] = port
+    return TcpEndpoint(spec.host, port)
+
+
+async def _choose_devices(host: Host, spec: ShardSpec) -> tuple[Devices, Mapping[int, int | None]]:
+    if not spec.pinned_gpus:
+        return Devices(), {}
+    inventory = await host.ask_inventory()
+    devices = pinned_devices(spec, inventory)
+    if isinstance(devices, Problem):
+        raise LaunchRefused(Reason(devices.code, devices.message, devices.hint))
+    for warning in devices.warnings:
+        log.warning("%s: %s", spec.name, warning.message)
+    return devices, used_before(inventory, devices.indexes)
+
+
+def _plan(host: Host, id_: ShardId, spec: ShardSpec, endpoint: Endpoint, devices: Devices) -> LaunchPlan:
+    settings = host.settings
+    run_id = host.new_run_id()
+    generation = host.generations.get(id_, 0) + 1
+    host.generations[id_] = generation
+    return make_plan(
+        host.config.value,
+        id_,
+        spec,
+        endpoint,
+        devices,
+        env=host.env,
+        generation=generation,
+        run_id=run_id,
+        version=_version(spec, host.env),
+        state_dir=settings.state_dir,
+    )
+
+
+def make_plan(
+    config: Config,
+    id_: ShardId,
+    spec: ShardSpec,
+    endpoint: Endpoint,
+    devices: Devices,
+    *,
+    env: Mapping[str, str],
+    generation: int,
+    run_id: str,
+    version: str | None,
+    state_dir: str,
+) -> LaunchPlan:
+    """The plan of one launch; `llmgw plan` makes the same one to show it."""
+    tmp_dir = os.path.join(state_dir, "tmp", run_id[:8])
+    return LaunchPlan(
+        id=id_,
+        spec=spec,
+        endpoint=endpoint,
+        generation=generation,
+        run_id=run_id,
+        node=config.node.name,
+        state_dir=state_dir,
+        tmp_dir=tmp_dir,
+        work_dir=os.path.join(state_dir, "work", f"{id_.name}.{id_.replica}"),
+        inherited_env=env,
+        devices=devices.visible,
+        engine_version=version,
+        secret_variables=config.secret_variables,
+        key_file=os.path.join(tmp_dir, "key"),
+    )
+
+
+def _version(spec: ShardSpec, env: Mapping[str, str]) -> str | None:
+    distribution = profile(spec.engine).distribution
+    if distribution is None:
+        return None
+    executable = shutil.which(spec.command[0], path=env.get("PATH"))
+    return engine_version(executable, distribution) if executable is not None else None
+
+
+def _make_folders(plan: LaunchPlan) -> None:
+    """The engine's own folders, and the key file where one is wanted; what stands in the way of a socket goes."""
+    os.makedirs(plan.tmp_dir, mode=0o700)
+    if plan.spec.workdir is None:
+        os.makedirs(plan.work_dir, mode=0o750, exist_ok=True)
+    if plan.spec.api_key is not None and plan.key_file is not None:
+        descriptor = os.open(plan.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(plan.spec.api_key.reveal() + "\n")
+    if isinstance(plan.endpoint, UnixEndpoint):
+        # A socket file outlives its engine, and vLLM does not start on one (measured).
+        try:
+            os.unlink(plan.endpoint.path)
+        except FileNotFoundError:
+            pass

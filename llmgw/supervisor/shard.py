@@ -1,0 +1,723 @@
+"""The task of one shard instance. The code's position is the state; `report(event)` is the only way it shows.
+
+One life of an engine is one `async with launch(...)`: it is spawned or adopted, its log followed, its readiness and
+progress watched, its wishes obeyed, and when the block is left it is gone, unless llmgw leaves and it stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from attrs import frozen
+
+from llmgw.board import Cell, StatusCell
+from llmgw.domain.problem import Reason
+from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
+from llmgw.domain.status import (
+    ActivitySeen,
+    Adopted,
+    ConditionCleared,
+    ConditionKind,
+    ConditionSet,
+    DrainBegan,
+    DrainEnded,
+    Event,
+    Failed,
+    GaveUp,
+    Intent,
+    Launched,
+    LoadingSeen,
+    Noticed,
+    Progress,
+    ProgressSeen,
+    ReadyConfirmed,
+    Requeued,
+    Retitled,
+    RetryScheduled,
+    ShardState,
+    ShardStatus,
+    Steadied,
+    StopBegan,
+    Stopped,
+    Wish,
+    describe,
+)
+from llmgw.engines.adapter import profile
+from llmgw.engines.metrics import read_activity
+from llmgw.engines.progress import ProgressReader
+from llmgw.supervisor.launch import Engine, Host, LaunchRefused, Takeover, engine_stays, launch
+from llmgw.supervisor.logtail import LogLine
+from llmgw.supervisor.probes import Probes
+from llmgw.supervisor.readiness import (
+    STALL_NOTICE,
+    Answered,
+    Health,
+    ListenerFact,
+    StallWatch,
+    Verdict,
+    deadline_of,
+    judge,
+    judge_health,
+)
+from llmgw.supervisor.restart import GiveUp, Retry, backoff, decide_restart
+
+log = logging.getLogger(__name__)
+
+SIGNAL_GRACE = 0.2
+"""Seconds that an exit which looks like an answer to SIGTERM waits for our own signals to be read: somebody who
+terminates everybody at once means a stop, not a crash."""
+
+TERM_LIKE = (0, -signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
+
+REFUSED_LIMIT = 15.0
+"""Seconds of nothing but refused connections, with the process alive, until a Ready engine counts as dead. Engines
+that close their port on their own account are gone within 5 s (vLLM's watchdog)."""
+
+METRICS_EVERY = 3
+"""Counters are read with every third health question: a stall shows after 30 s at the earliest anyway."""
+
+DRAIN_POLL = 0.5
+"""Seconds between two looks at the running requests while draining."""
+
+
+@frozen
+class Exited:
+    """The leader is gone and nobody asked for it."""
+
+
+@frozen
+class Asked:
+    """Somebody wished it: a stop, a restart (`again`), or the end of llmgw."""
+
+    by: str
+    again: bool = False
+
+
+@frozen
+class Condemned:
+    """llmgw ends it itself: a limit was passed, or it is stalled, ill or deaf."""
+
+    reason: Reason
+
+
+@frozen
+class Left:
+    """llmgw leaves, the engine stays."""
+
+
+Ending = Exited | Asked | Condemned | Left
+
+
+@frozen
+class Over:
+    """The life ended as somebody wished; `again`: and the next one begins at once."""
+
+    again: bool = False
+
+
+@frozen
+class Broken:
+    """The life ended in a failure, or could not begin."""
+
+    reason: Reason
+    counted: bool = True
+
+
+Outcome = Over | Broken | Left
+
+
+@frozen
+class Orders:
+    """What the supervisor wants of a shard: its spec, and why its replacement is held back, if it is."""
+
+    spec: ShardSpec
+    held: str = ""
+
+
+class Shard:
+    """One instance. Orders are written by the supervisor, `intent` by Board.ask, the status by this task alone."""
+
+    def __init__(self, host: Host, id_: ShardId, cell: StatusCell, intent: Cell[Intent], orders: Cell[Orders]) -> None:
+        self.id = id_
+        self.tail = host.new_tail(orders.value.spec)
+        self.orders = orders
+        self._host = host
+        self._cell = cell
+        self._intent = intent
+        self._answered: Intent | None = None
+        """The wish that the last life answered: an older one starts nothing."""
+        self._refusals = 0
+        """Launches in a row that a check refused. They are no failures, but the pauses grow with them."""
+
+    @property
+    def status(self) -> ShardStatus:
+        return self._cell.status
+
+    @property
+    def spec(self) -> ShardSpec:
+        """The spec in force. A running engine may have been launched with an older one."""
+        return self.orders.value.spec
+
+    def report(self, event: Event) -> None:
+        before = self._cell.status
+        after = self._cell.report(event)
+        if after is not before and not isinstance(event, Noticed | ActivitySeen | ProgressSeen):
+            log.info("%s: %s: %s", after.name, after.state, describe(before, event, after))
+
+    async def run(self, takeover: Takeover | None = None) -> None:
+        """Live until llmgw leaves. An error in this task fails this shard and never leaves it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show_orders)
+            await self._live(takeover)
+            nursery.cancel_scope.cancel(reason="the shard has ended")
+
+    async def _show_orders(self) -> None:
+        """Take up what a reload changes without touching the engine."""
+        orders = self.orders.value
+        while True:
+            orders = await self.orders.wait_change(orders)
+            name = self.id.shown(orders.spec.replicas)
+            self.report(Retitled(name, self.status.model, self.status.engine))
+            if orders.held:
+                self.report(ConditionSet(ConditionKind.HELD, orders.held))
+            elif self.status.condition(ConditionKind.HELD):
+                self.report(ConditionCleared(ConditionKind.HELD))
+
+    async def _live(self, takeover: Takeover | None) -> None:
+        again = takeover is not None
+        while again or await self._wait_wanted():
+            self._answered = self._intent.value
+            outcome = await self._one_life(takeover)
+            takeover = None
+            match outcome:
+                case Left():
+                    return
+                case Over(again=again):
+                    if again:
+                        self.report(Requeued())
+                case Broken():
+                    again = await self._wait_retry(outcome)
+
+    # -- between two lives -------------------------------------------------------------------------------
+
+    async def _wait_wanted(self) -> bool:
+        """Wait for a wish to start that is newer than the last life; False when llmgw leaves."""
+        while self._leaving is None:
+            intent = self._intent.value
+            state = self.status.state
+            if intent.wish is Wish.START and (state is ShardState.PENDING or intent != self._answered):
+                if state is not ShardState.PENDING:
+                    self.report(Requeued())
+                self._refusals = 0
+                return True
+            if intent.wish is not Wish.START and state is not ShardState.STOPPED and intent.by != "file":
+                self.report(Stopped(f"{intent.wish} wished by {intent.by}"))
+            await self._wait_news(intent)
+        return False
+
+    async def _wait_retry(self, broken: Broken) -> bool:
+        """After a failure: pause, then True for another try. False: wait for a wish (or llmgw leaves)."""
+        policy = self.spec.restart
+        decision: Retry | GiveUp
+        if broken.counted:
+            self._refusals = 0
+            decision = decide_restart(policy, broken.reason, self.status.failures, self._host.chance())
+        elif policy.mode == "no":
+            decision = GiveUp('will not restart: restart = "no"')
+        else:
+            self._refusals += 1
+            decision = Retry(backoff(policy, self._refusals, self._host.chance()), self._refusals)
+        if isinstance(decision, GiveUp):
+            self.report(GaveUp(decision.text))
+            return False
+        limit = policy.limit if broken.counted else 0
+        self.report(RetryScheduled(self._host.board.now() + decision.delay, decision.attempt, limit))
+        with trio.move_on_after(decision.delay) as pause:
+            await self._wait_news(self._intent.value)
+        return pause.cancelled_caught and self._leaving is None
+
+    async def _wait_news(self, known: Intent) -> None:
+        """Until there is another wish, or llmgw leaves."""
+        async with trio.open_nursery() as nursery:
+
+            async def wait_leaving() -> None:
+                await self._host.board.leaving.wait_value(lambda leaving: leaving is not None)
+                nursery.cancel_scope.cancel(reason="llmgw leaves")
+
+            nursery.start_soon(wait_leaving)
+            await self._intent.wait_change(known)
+            nursery.cancel_scope.cancel(reason="another wish")
+
+    @property
+    def _leaving(self) -> object | None:
+        return self._host.board.leaving.value
+
+    # -- one life ----------------------------------------------------------------------------------------
+
+    async def _one_life(self, takeover: Takeover | None) -> Outcome:
+        try:
+            return await self._launch_and_watch(takeover)
+        except LaunchRefused as refused:
+            self._fail(refused.reason, counted=refused.counted)
+            return Broken(refused.reason, counted=refused.counted)
+        except Exception:
+            # The one broad catch of this task: whatever it is, the other shards live on.
+            log.exception("%s: an error in llmgw itself ended this shard's engine", self.status.name)
+            remedy = "please report it; the traceback is in llmgw's log"
+            reason = Reason("bug", "an error in llmgw itself ended it", remedy)
+            self.report(ConditionSet(ConditionKind.BUG, reason.cause))
+            self._fail(reason)
+            return Broken(reason)
+
+    async def _launch_and_watch(self, takeover: Takeover | None) -> Outcome:
+        spec = self.spec
+        self.report(Retitled(self.id.shown(spec.replicas), spec.model, spec.engine.value))
+        self.tail.begin()
+        async with launch(self._host, self.id, spec, self.tail, takeover) as engine:
+            facts = (engine.pid, engine.pgid, engine.generation, str(engine.endpoint), engine.config_hash, engine.gpus)
+            self.report(Launched(*facts) if takeover is None else Adopted(*facts, engine.launched_at))
+            async with trio.open_nursery() as nursery:
+                life = Life(self, engine, spec)
+                nursery.start_soon(engine.follow_output, life.on_lines)
+                ending = await life.watch(self._intent, self._answered)
+                outcome = await self._end(engine, life, ending)
+                nursery.cancel_scope.cancel(reason="the engine's life is over")
+        return outcome
+
+    async def _end(self, engine: Engine, life: Life, ending: Ending) -> Outcome:
+        """Carry out how the life ends; afterwards the engine is gone, or was left running on purpose."""
+        if isinstance(ending, Exited):
+            ending = await self._judge_exit(engine)
+        match ending:
+            case Left():
+                engine.leave()
+                return ending
+            case Asked(by=by, again=again):
+                await life.drain(by)
+                return await self._stop(engine, by, again=again)
+            case Condemned(reason=reason):
+                self.report(StopBegan(reason.cause))
+                ended = await engine.take_down(self._on_step)
+                self._fail(reason)
+                self._after_end(ended.held)
+                return Broken(reason)
+            case Exited():
+                return await self._bury(engine)
+
+    async def _judge_exit(self, engine: Engine) -> Exited | Asked:
+        """A leader that exits is judged after pending signals have been read."""
+        if engine.exit_code in TERM_LIKE or engine.exit_code is None:
+            with trio.move_on_after(SIGNAL_GRACE):
+                await self._wait_news(self._intent.value)
+        leaving = self._host.board.leaving.value
+        if leaving is not None and not engine_stays(self._host.settings.on_stop, leaving):
+            return Asked(leaving.why)
+        if self._intent.value.wish is Wish.STOP:
+            return Asked(self._intent.value.by)
+        return Exited()
+
+    async def _stop(self, engine: Engine, by: str, *, again: bool) -> Outcome:
+        ended = await engine.take_down(self._on_step)
+        if ended.unkillable:
+            reason = Reason(
+                "unkillable",
+                f"{ended.unkillable} does not die",
+                "its GPUs stay held; it is stuck in the driver or the kernel: look at dmesg, a reboot may be needed",
+                retry=False,
+            )
+            self._fail(reason)
+            self._after_end(ended.held)
+            return Broken(reason)
+        self.report(Stopped(f"stopped by {by} ({ended.how})"))
+        self._after_end(ended.held)
+        return Over(again=again and self._intent.value.wish is Wish.START and self._leaving is None)
+
+    async def _bury(self, engine: Engine) -> Outcome:
+        """The leader is gone and nobody asked: end what is left, then say why."""
+        code = engine.exit_code
+        if engine.has_members():
+            how = "exit code unknown" if code is None else f"exit code {code}"
+            self.report(StopBegan(f"its main process is gone ({how}); ending the rest"))
+        ended = await engine.take_down(self._on_step)
+        if self.spec.engine is EngineKind.COMMAND and code == 0:
+            self.report(Stopped("ended by itself with code 0"))
+            self._after_end(ended.held)
+            always = self.spec.restart.mode == "always"
+            return Over(again=always and self._intent.value.wish is Wish.START)
+        reason = engine.diagnose()
+        self._fail(reason)
+        self._after_end(ended.held)
+        return Broken(reason)
+
+    def _fail(self, reason: Reason, *, counted: bool = True) -> None:
+        self.report(Failed(reason, counted))
+
+    def _on_step(self, text: str) -> None:
+        """A step of the stop sequence, for status."""
+        if self.status.state.is_live:
+            self.report(ConditionSet(ConditionKind.STOPPING, text))
+
+    def _after_end(self, held: str) -> None:
+        if held:
+            self.report(ConditionSet(ConditionKind.GPU_HELD, held))
+        elif self.status.condition(ConditionKind.GPU_HELD):
+            self.report(ConditionCleared(ConditionKind.GPU_HELD))
+
+
+class Life:
+    """What watches one life of an engine, from launch to the decision how it ends."""
+
+    def __init__(self, shard: Shard, engine: Engine, spec: ShardSpec) -> None:
+        self._shard = shard
+        self._engine = engine
+        self._spec = spec
+        """The keys that the engine was started with; limits are read from `shard.spec`, where a reload changes them."""
+        self._profile = profile(spec.engine)
+        self._reader = ProgressReader(spec.engine)
+        self._launched = trio.current_time()
+        self._progressed = self._launched
+        self._ask_now = Cell(0)
+        """Counts reasons to ask at once instead of at the next interval."""
+        self._moved = Cell(0)
+        """Counts what moves the limits of loading: signs, progress, a reload."""
+        self._ending: Ending | None = None
+        self._scope = trio.CancelScope()
+        self._health_path = spec.ready_path or self._profile.ready_path
+        self._models_path = spec.models_path
+
+    async def watch(self, intent: Cell[Intent], answered: Intent | None) -> Ending:
+        """Watch until one of the watchers decides how it ends; returns the first decision."""
+        with self._scope:
+            async with Probes(self._engine.endpoint, self._engine.key) as probes, trio.open_nursery() as nursery:
+                nursery.start_soon(self._wait_exit)
+                nursery.start_soon(self._obey, intent, answered)
+                nursery.start_soon(self._obey_leaving)
+                nursery.start_soon(self._keep_limits)
+                await self._until_ready(probes)
+                nursery.start_soon(self._watch_members)
+                nursery.start_soon(self._grow_steady)
+                await self._stay_ready(probes)
+        assert self._ending is not None
+        return self._ending
+
+    def _decide(self, ending: Ending) -> None:
+        """The first decision stands."""
+        if self._ending is None:
+            self._ending = ending
+            self._scope.cancel(reason=type(ending).__name__)
+
+    # -- what comes from outside -------------------------------------------------------------------------
+
+    async def _wait_exit(self) -> None:
+        await self._engine.wait_exit()
+        self._decide(Exited())
+
+    async def _obey_leaving(self) -> None:
+        board = self._shard._host.board
+        leaving = await board.leaving.wait_value(lambda value: value is not None)
+        assert leaving is not None
+        if engine_stays(self._shard._host.settings.on_stop, leaving):
+            self._decide(Left())
+        else:
+            self._decide(Asked(leaving.why))
+
+    async def _obey(self, cell: Cell[Intent], answered: Intent | None) -> None:
+        """Carry out wishes. The one that this life answers was carried out by launching."""
+        restarts = answered.restarts if answered else cell.value.restarts
+        while True:
+            intent = cell.value
+            if intent.wish is Wish.STOP:
+                self._decide(Asked(intent.by))
+            elif intent.restarts != restarts:
+                self._decide(Asked(intent.by, again=True))
+            else:
+                self._settle_drain(intent)
+            await cell.wait_change(intent)
+
+    def _settle_drain(self, intent: Intent) -> None:
+        """Out of routing or back in; while it loads, Ready comes first."""
+        state = self._shard.status.state
+        if intent.wish is Wish.DRAIN and state is ShardState.READY:
+            self._shard.report(DrainBegan(intent.by))
+        elif intent.wish is Wish.START and state is ShardState.DRAINING:
+            self._shard.report(DrainEnded())
+
+    # -- the log -----------------------------------------------------------------------------------------
+
+    def on_lines(self, lines: Sequence[LogLine]) -> None:
+        """Signs of loading and progress in new output. Called between two awaits; must be quick and never raise."""
+        if self._shard.status.state not in (ShardState.STARTING, ShardState.LOADING):
+            return
+        for line in lines:
+            if line.own:
+                continue
+            for event in self._reader.feed(line.text):
+                if isinstance(event, ProgressSeen):
+                    self._on_progress(event.progress)
+                else:
+                    self._on_sign(event.sign)
+            if self._reader.ready_hint:
+                self._ask_now.set(self._ask_now.value + 1)
+
+    def _on_sign(self, sign: str) -> None:
+        if self._shard.status.state is ShardState.STARTING:
+            self._progressed = trio.current_time()
+            self._shard.report(LoadingSeen(sign))
+            self._moved.set(self._moved.value + 1)
+
+    def _on_progress(self, progress: Progress) -> None:
+        status = self._shard.status
+        if status.state not in (ShardState.STARTING, ShardState.LOADING):
+            return
+        before = status.progress
+        key = (progress.phase, progress.fraction, progress.done)
+        if before is None or key != (before.phase, before.fraction, before.done):
+            self._progressed = trio.current_time()
+            self._moved.set(self._moved.value + 1)
+        self._shard.report(ProgressSeen(progress))
+
+    # -- starting and loading ----------------------------------------------------------------------------
+
+    async def _keep_limits(self) -> None:
+        """End a start or load that takes too long; a load that moves is never ended by `load_timeout`."""
+        while True:
+            moved = self._moved.value
+            state = self._shard.status.state
+            deadline = deadline_of(self._shard.spec.limits, state, self._launched, self._progressed)
+            if deadline is None:
+                return
+            if trio.current_time() >= deadline.at:
+                self._decide(Condemned(self._too_slow(deadline.key, deadline.limit)))
+            # A reload may change the limits meanwhile, hence a look at least each second.
+            with trio.move_on_at(min(deadline.at, trio.current_time() + 1.0)):
+                await self._moved.wait_change(moved)
+
+    def _too_slow(self, key: str, limit: float) -> Reason:
+        last = self._shard.tail.last_text
+        waiting = self._shard.status.detail
+        what = {
+            "start_timeout": "no sign of loading",
+            "load_timeout": "no progress of the load",
+            "load_timeout_max": "not ready",
+        }[key]
+        cause = f"{what} in {limit:g} s ({key})"
+        if waiting:
+            cause += f"; {waiting}"
+        return Reason(
+            key.replace("_", "-"),
+            cause,
+            f"look at llmgw logs {self._shard.status.name}; if it only needs longer, raise {key}",
+            (last,) if last else (),
+        )
+
+    async def _until_ready(self, probes: Probes) -> None:
+        warmed = not self._spec.warmup
+        while True:
+            asked = self._ask_now.value
+            limits = self._shard.spec.limits
+            verdict = await self._ask_both(probes, limits.probe_timeout)
+            if verdict.ready and not warmed:
+                verdict, warmed = await self._warm_up(probes, verdict)
+            if verdict.ready:
+                self._become_ready(verdict)
+                return
+            sign = verdict.loading or self._engine.loading_title(self._profile.loading_titles)
+            if sign is not None:
+                self._on_sign(sign)
+            if verdict.detail != self._shard.status.detail:
+                self._shard.report(Noticed(verdict.detail))
+            await self._pause(limits.probe_interval, asked)
+
+    async def _ask_both(self, probes: Probes, timeout: float) -> Verdict:
+        health = await probes.ask_health(self._health_path, timeout)
+        models = None
+        listener: ListenerFact | None = None
+        if isinstance(health, Answered) and health.is_yes:
+            if self._models_path:
+                models = await probes.ask_models(self._models_path, timeout)
+            listener = self._engine.listener()
+        return judge(
+            health,
+            models,
+            self._engine.served_names,
+            listener,
+            loading_on_503=self._profile.loading_on_503,
+            unix=self._profile.socket_before_ready,
+            ask_models=bool(self._models_path),
+        )
+
+    async def _warm_up(self, probes: Probes, verdict: Verdict) -> tuple[Verdict, bool]:
+        """One token before the first request of a client. An engine that refuses it is served all the same."""
+        self._shard.report(Noticed("warming up: waiting for one token"))
+        answer = await probes.ask_one_token(self._engine.served_names[0])
+        if isinstance(answer, Answered) and answer.status < 500:
+            if not answer.is_yes:
+                log.warning("%s: the warm-up request was answered %d", self._shard.status.name, answer.status)
+            return verdict, True
+        return Verdict(False, "the warm-up request failed; asking again"), False
+
+    def _become_ready(self, verdict: Verdict) -> None:
+        shard = self._shard
+        shard.report(ReadyConfirmed())
+        if verdict.listener_unverified:
+            shard.report(ConditionSet(ConditionKind.LISTENER_UNVERIFIED, "who holds its port cannot be seen from here"))
+        self._engine.note_ready(shard.status.load_seconds)
+        self._settle_drain(shard._intent.value)
+
+    async def _pause(self, seconds: float, asked: int) -> None:
+        with trio.move_on_after(seconds):
+            await self._ask_now.wait_change(asked)
+
+    # -- ready -------------------------------------------------------------------------------------------
+
+    async def _grow_steady(self) -> None:
+        """Ready long enough: earlier failures are forgotten."""
+        await trio.sleep(self._shard.spec.restart.stable)
+        if self._shard.status.failures and self._shard.status.state in (ShardState.READY,):
+            self._shard.report(Steadied())
+
+    async def _watch_members(self) -> None:
+        """The end of a process that was there at Ready is news: the API may live on with a dead engine behind it."""
+        members = [member for member in self._engine.members() if member.pid != self._engine.pid]
+        while members:
+            gone = await self._engine.wait_member(members)
+            members.remove(gone)
+            self._shard.report(ConditionSet(ConditionKind.MEMBER_LOST, f"{gone.comm} (pid {gone.pid}) ended"))
+            self._ask_now.set(self._ask_now.value + 1)
+
+    async def _stay_ready(self, probes: Probes) -> None:
+        """Ask on at a lower pace: refused acts at once, no makes it unroutable, a time-out changes nothing."""
+        ill_since: float | None = None
+        refused_since: float | None = None
+        deep_at = trio.current_time() + self._profile.deep_health_interval
+        stall = StallWatch()
+        rounds = 0
+        asked = self._ask_now.value
+        while True:
+            limits = self._shard.spec.limits
+            interval = limits.probe_interval_ready if refused_since is None else limits.probe_interval
+            await self._pause(interval, asked)
+            if self._ask_now.value != asked:
+                asked = self._ask_now.value
+                self._check_listener()
+            health = judge_health(await probes.ask_health(self._health_path, limits.probe_timeout))
+            now = trio.current_time()
+            if health.kind == "yes" and self._profile.deep_health_path and now >= deep_at:
+                answer = await probes.ask_health(self._profile.deep_health_path, self._profile.deep_health_timeout)
+                health = judge_health(answer)
+                now = trio.current_time()
+                deep_at = now + self._profile.deep_health_interval
+            refused_since = (refused_since or now) if health.kind == "gone" else None
+            if refused_since is not None and now - refused_since >= REFUSED_LIMIT:
+                self._decide(Condemned(self._deaf()))
+            ill_since = self._show_health(health, ill_since, now)
+            ill_for = now - ill_since if ill_since is not None else 0.0
+            if limits.unhealthy_timeout is not None and ill_for >= limits.unhealthy_timeout:
+                self._decide(Condemned(self._ill(health.text or "a process of it is gone", ill_for)))
+            rounds += 1
+            if rounds % METRICS_EVERY == 0 and self._profile.metrics is not None:
+                stall = await self._look_at_counters(probes, limits.probe_timeout, stall)
+                self._judge_stall(stall, limits.stall_timeout)
+
+    def _show_health(self, health: Health, ill_since: float | None, now: float) -> float | None:
+        """Set or take away `unhealthy`; returns since when it is ill. A lost member counts until the next launch."""
+        status = self._shard.status
+        ill = health.kind in ("no", "gone")
+        if ill:
+            unhealthy = status.condition(ConditionKind.UNHEALTHY)
+            if unhealthy is None or unhealthy.text != health.text:
+                self._shard.report(ConditionSet(ConditionKind.UNHEALTHY, health.text))
+        elif health.kind == "yes" and status.condition(ConditionKind.UNHEALTHY):
+            self._shard.report(ConditionCleared(ConditionKind.UNHEALTHY))
+        if ill or status.condition(ConditionKind.MEMBER_LOST) is not None:
+            return ill_since if ill_since is not None else now
+        return ill_since if health.kind == "busy" else None
+
+    def _check_listener(self) -> None:
+        fact = self._engine.listener()
+        if fact.kind == "anothers":
+            text = f"another process answers on its port: {fact.holder}"
+            self._shard.report(ConditionSet(ConditionKind.UNHEALTHY, text))
+
+    async def _look_at_counters(self, probes: Probes, timeout: float, stall: StallWatch) -> StallWatch:
+        text = await probes.ask_metrics(timeout)
+        if text is None:
+            return stall
+        activity = read_activity(self._spec.engine, text)
+        self._shard.report(ActivitySeen(activity))
+        return stall.seen(activity, trio.current_time())
+
+    def _judge_stall(self, stall: StallWatch, limit: float | None) -> None:
+        still = stall.stalled_for(trio.current_time())
+        status = self._shard.status
+        if still >= STALL_NOTICE:
+            running = status.activity.running if status.activity else None
+            text = f"{running} requests running, no step for {still:.0f} s"
+            self._shard.report(ConditionSet(ConditionKind.STALLED, text))
+            if limit is not None and still >= limit:
+                reason = Reason(
+                    "stalled",
+                    f"{text} (stall_timeout {limit:g} s)",
+                    f"it is restarted; look at llmgw logs {status.name} for what it did last",
+                )
+                self._decide(Condemned(reason))
+        elif status.condition(ConditionKind.STALLED):
+            self._shard.report(ConditionCleared(ConditionKind.STALLED))
+
+    def _deaf(self) -> Reason:
+        return Reason(
+            "port-closed",
+            f"its port has refused connections for {REFUSED_LIMIT:g} s while its process lives",
+            f"it is restarted; look at llmgw logs {self._shard.status.name}",
+        )
+
+    def _ill(self, text: str, seconds: float) -> Reason:
+        return Reason(
+            "unhealthy",
+            f"{text} for {seconds:.0f} s (unhealthy_timeout)",
+            f"it is restarted; look at llmgw logs {self._shard.status.name}",
+        )
+
+    # -- draining ----------------------------------------------------------------------------------------
+
+    async def drain(self, by: str) -> None:
+        """Before any signal: out of routing, then wait until nothing runs, `drain_timeout` or a second signal."""
+        shard = self._shard
+        was = shard.status.state
+        shard.report(StopBegan(f"stop wished by {by}"))
+        if was not in (ShardState.READY, ShardState.DRAINING) or self._profile.metrics is None:
+            return
+        host = shard._host
+        with trio.move_on_after(shard.spec.limits.drain_timeout):
+            async with trio.open_nursery() as nursery:
+
+                async def until(wait: Callable[[], Awaitable[object]]) -> None:
+                    await wait()
+                    nursery.cancel_scope.cancel(reason="draining is over")
+
+                nursery.start_soon(until, self._engine.wait_exit)
+                nursery.start_soon(until, lambda: host.board.hurry.wait_value(bool))
+                await self._wait_idle()
+                nursery.cancel_scope.cancel(reason="nothing runs any more")
+
+    async def _wait_idle(self) -> None:
+        async with Probes(self._engine.endpoint, self._engine.key) as probes:
+            while True:
+                timeout = self._shard.spec.limits.probe_timeout
+                health = await probes.ask_health("/metrics", timeout)
+                if not isinstance(health, Answered):
+                    if judge_health(health).kind == "gone":
+                        return
+                elif not health.is_yes:
+                    # It has no counters to ask: nothing is known to run, and waiting would prove nothing.
+                    return
+                else:
+                    activity = read_activity(self._spec.engine, health.body)
+                    left = (activity.running or 0) + (activity.waiting or 0)
+                    if left == 0:
+                        return
+                    self._shard.report(StopBegan(f"draining, {left} request{'s' * (left != 1)} left"))
+                await trio.sleep(DRAIN_POLL)

@@ -1,0 +1,347 @@
+"""The nursery of all shards, and the way from one configuration to the next with the least that must change.
+
+`apply` decides at once and returns what is going to happen; rollouts then carry it out, one shard of a model after
+another. A newer `apply` replaces what an older one has left to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import trio
+from attrs import evolve, frozen
+
+from llmgw.board import Cell
+from llmgw.config.diff import Action, ConfigDiff, diff
+from llmgw.config.model import Config
+from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
+from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
+from llmgw.supervisor.launch import Engine, Host, Takeover, clear_traces
+from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
+from llmgw.supervisor.records import ShardRecord, WishStore
+from llmgw.supervisor.shard import Orders, Shard
+
+log = logging.getLogger(__name__)
+
+
+@frozen
+class Found:
+    """What an earlier supervisor left behind, sorted by what is to be done with it."""
+
+    takeovers: Mapping[ShardId, Takeover]
+    remains: Mapping[ShardId, tuple[ShardRecord, EngineProcesses]]
+    """Of a dead leader: to be ended before the shard may start again."""
+
+
+@frozen
+class _Member:
+    """One shard's task, from outside."""
+
+    shard: Shard
+    orders: Cell[Orders]
+    scope: trio.CancelScope
+
+
+class Supervisor:
+    """Owns all shards. Everything here runs in trio's thread; `apply` is called by `run` and by a reload alone."""
+
+    def __init__(self, host: Host, wishes: WishStore) -> None:
+        self._host = host
+        self._board = host.board
+        self._wish_store = wishes
+        self._wishes: Mapping[ShardId, Intent] = {}
+        self._members: dict[ShardId, _Member] = {}
+        self._rollouts: dict[str, trio.CancelScope] = {}
+        self._retiring: dict[ShardId, trio.CancelScope] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take over what is proven ours, start what is wanted, and go on until `board.leaving` is set.
+
+        Started when the configuration is applied; models load afterwards. Returns when every engine is gone, or was
+        left running on purpose.
+        """
+        self._wishes = self._wish_store.load()
+        # Before strangers are reaped: a child that outlived a re-execution of llmgw must not lose its exit code.
+        found = self._find()
+        async with trio.open_nursery() as services:
+            await services.start(self._host.children.serve)
+            await services.start(self._host.follower.serve)
+            services.start_soon(self._keep_wishes)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._begin(found)
+                task_status.started()
+                await self._board.leaving.wait_value(lambda leaving: leaving is not None)
+                for scope in (*self._rollouts.values(), *self._retiring.values()):
+                    scope.cancel(reason="llmgw leaves")
+            self._save_wishes()
+            services.cancel_scope.cancel(reason="all shards have ended")
+
+    def tail(self, id_: ShardId) -> Shard | None:
+        """The shard whose log is asked for."""
+        member = self._members.get(id_)
+        return member.shard if member is not None else None
+
+    # -- from one configuration to the next --------------------------------------------------------------
+
+    def plan(self, config: Config) -> ConfigDiff:
+        """What `apply` would do, seen from what runs now and not only from what the last file said."""
+        base = diff(self._host.config.value, config)
+        specs = {spec.name: spec for spec in config.shards}
+        return evolve(base, actions=tuple(self._as_running(action, specs) for action in base.actions))
+
+    def _as_running(self, action: Action, specs: Mapping[str, ShardSpec]) -> Action:
+        member = self._members.get(action.id)
+        if member is None or action.kind not in ("keep", "in_place", "replace"):
+            return action
+        status = member.shard.status
+        if not status.state.is_live:
+            return action
+        same = status.config_hash == specs[action.id.name].config_hash
+        if same and action.kind == "replace":
+            return evolve(action, kind="keep", changes=())
+        if not same and action.kind != "replace":
+            return evolve(action, kind="replace")
+        return action
+
+    def apply(self, config: Config, by: str) -> ConfigDiff:
+        """Make `config` the one in force and begin to carry out what follows; returns that."""
+        changes = self.plan(config)
+        before = self._host.config.value
+        # Folders, sockets and the node's name hold for the life of this process; the diff has said so.
+        supervisor = evolve(before.supervisor, on_stop=config.supervisor.on_stop)
+        self._host.config.set(evolve(config, node=before.node, supervisor=supervisor, cluster=before.cluster))
+        if before.supervisor.on_stop != config.supervisor.on_stop:
+            for engine in self._host.engines.values():
+                engine.set_on_stop(config.supervisor.on_stop)
+        for scope in self._rollouts.values():
+            scope.cancel(reason="a newer configuration replaces what is left to do")
+        self._rollouts.clear()
+        specs = {spec.name: spec for spec in config.shards}
+        replace: dict[str, list[ShardId]] = {}
+        for action in changes.actions:
+            if action.kind == "stop":
+                self._retire(action.id, by)
+                continue
+            spec = specs[action.id.name]
+            if action.kind == "start":
+                self._add(action.id, spec, by=by)
+                continue
+            member = self._members[action.id]
+            old = member.orders.value.spec
+            member.orders.set(Orders(spec))
+            status = member.shard.status
+            if action.kind == "replace" and status.state.is_live:
+                replace.setdefault(spec.model, []).append(action.id)
+            elif old.config_hash != spec.config_hash and status.state is ShardState.FAILED:
+                # What failed with the old keys deserves a try with the new ones.
+                self._board.ask(action.id, self._board.snapshot.shards[action.id].intent.wish, by)
+        for model, ids in replace.items():
+            self._roll_out(model, ids, by)
+        return changes
+
+    def _roll_out(self, model: str, ids: Sequence[ShardId], by: str) -> None:
+        assert self._nursery is not None
+        scope = trio.CancelScope()
+        self._rollouts[model] = scope
+        self._nursery.start_soon(self._replace_in_turn, model, ids, by, scope)
+
+    async def _replace_in_turn(self, model: str, ids: Sequence[ShardId], by: str, scope: trio.CancelScope) -> None:
+        """One instance after another, the next when the last is ready; a failure holds the rest."""
+        with scope:
+            for position, id_ in enumerate(ids):
+                wanted = self._members[id_].orders.value.spec.config_hash
+                self._board.ask(id_, Wish.START, by, restart=True)
+                snapshot = await self._board.wait_shards(partial(_settled, id_=id_, config_hash=wanted))
+                instance = snapshot.shards.get(id_)
+                if instance is None or instance.status.state is not ShardState.FAILED:
+                    continue
+                for held in ids[position + 1 :]:
+                    orders = self._members[held].orders
+                    orders.set(evolve(orders.value, held=f"{instance.status.name} failed with the new configuration"))
+                return
+
+    # -- shards come and go ------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        id_: ShardId,
+        spec: ShardSpec,
+        *,
+        by: str,
+        takeover: Takeover | None = None,
+        remains: tuple[ShardRecord, EngineProcesses] | None = None,
+    ) -> None:
+        retiring = self._retiring.pop(id_, None)
+        if retiring is not None:
+            # Wanted again before it was gone: it goes on with its task and a new wish.
+            retiring.cancel(reason="wanted again")
+            self._members[id_].orders.set(Orders(spec))
+            self._board.ask(id_, Wish.START, by)
+            return
+        status = ShardStatus(
+            id=id_,
+            name=id_.shown(spec.replicas),
+            model=spec.model,
+            engine=spec.engine.value,
+            since=self._board.now(),
+            config_hash=spec.config_hash,
+            load_seconds=self._host.load_times.get(id_),
+        )
+        cell = self._board.add(status, self._first_intent(id_, spec, runs=takeover is not None))
+        orders = Cell(Orders(spec))
+        shard = Shard(self._host, id_, cell, self._board.intent_cell(id_), orders)
+        member = _Member(shard, orders, trio.CancelScope())
+        self._members[id_] = member
+        assert self._nursery is not None
+        self._nursery.start_soon(self._run_member, id_, member, takeover, remains)
+
+    def _first_intent(self, id_: ShardId, spec: ShardSpec, *, runs: bool) -> Intent:
+        wished = self._wishes.get(id_)
+        if wished is not None:
+            return wished
+        # What runs already is not stopped by a file that only says what llmgw starts by itself.
+        wish = Wish.START if spec.autostart or runs else Wish.STOP
+        return Intent(wish, "file", self._board.now())
+
+    async def _run_member(
+        self,
+        id_: ShardId,
+        member: _Member,
+        takeover: Takeover | None,
+        remains: tuple[ShardRecord, EngineProcesses] | None,
+    ) -> None:
+        with member.scope:
+            if remains is not None:
+                record, processes = remains
+                log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
+                spec = member.orders.value.spec
+                await Engine(self._host, spec, member.shard.tail, processes, record).take_down()
+            await member.shard.run(takeover)
+
+    def _retire(self, id_: ShardId, by: str) -> None:
+        if id_ in self._retiring:
+            return
+        assert self._nursery is not None
+        scope = trio.CancelScope()
+        self._retiring[id_] = scope
+        self._board.ask(id_, Wish.STOP, by)
+        self._nursery.start_soon(self._remove_when_gone, id_, scope)
+
+    async def _remove_when_gone(self, id_: ShardId, scope: trio.CancelScope) -> None:
+        with scope:
+            await self._board.wait_shards(lambda seen: not seen.shards[id_].status.state.is_live)
+            member = self._members.pop(id_)
+            member.scope.cancel(reason="no longer in the configuration")
+            del self._retiring[id_]
+            self._board.remove(id_)
+            self._host.ports.pop(id_, None)
+
+    # -- what an earlier supervisor left -----------------------------------------------------------------
+
+    def _find(self) -> Found:
+        loaded = self._host.records.load_all()
+        for bad in loaded.bad:
+            where = f"kept as {bad.kept_as}" if bad.kept_as else "left where it is"
+            log.error("cannot read the process record %s: %s; %s", bad.path, bad.why, where)
+        takeovers: dict[ShardId, Takeover] = {}
+        remains: dict[ShardId, tuple[ShardRecord, EngineProcesses]] = {}
+        for record in loaded.records:
+            processes = adopt(self._host.children, record)
+            if processes is not None and not processes.is_leader_alive():
+                # Our own child that died while llmgw executed itself anew: there is nothing to watch any more.
+                remains[record.id] = (record, processes)
+            elif processes is not None:
+                takeovers[record.id] = Takeover(record, processes)
+            elif (left := leftovers_of(self._host.children, record)) is not None:
+                remains[record.id] = (record, left)
+            else:
+                log.info("%s: its process record is of no use any more: %s", record.id, why_not_believed(record))
+                self._forget(record)
+        return Found(takeovers, remains)
+
+    def _forget(self, record: ShardRecord) -> None:
+        for problem in clear_traces(record, self._host.settings.state_dir):
+            log.warning("%s: %s", record.id, problem)
+        try:
+            self._host.records.delete(record.id)
+        except OSError as error:
+            log.warning("cannot delete the process record of %s: %s", record.id, error)
+
+    def _begin(self, found: Found) -> None:
+        """The first configuration: takeovers keep running, what no longer matches is replaced in turn."""
+        config = self._host.config.value
+        mismatched: dict[str, list[ShardId]] = {}
+        wanted: set[ShardId] = set()
+        for spec in config.shards:
+            for id_ in spec.ids:
+                wanted.add(id_)
+                takeover = found.takeovers.get(id_)
+                self._add(id_, spec, by="file", takeover=takeover, remains=found.remains.get(id_))
+                if takeover is not None and takeover.record.config_hash != spec.config_hash:
+                    mismatched.setdefault(spec.model, []).append(id_)
+        for id_, takeover in found.takeovers.items():
+            if id_ not in wanted:
+                log.warning("%s: runs, but is no longer in the configuration; stopping it", id_)
+                self._add(id_, _spec_of(takeover.record), by="file", takeover=takeover)
+                self._retire(id_, "file (no longer in the configuration)")
+        for id_, remains in found.remains.items():
+            if id_ not in wanted:
+                self._add(id_, evolve(_spec_of(remains[0]), autostart=False), by="file", remains=remains)
+                self._retire(id_, "file (no longer in the configuration)")
+        for model, ids in mismatched.items():
+            self._roll_out(model, ids, "file (changed while llmgw was away)")
+
+    # -- wishes ------------------------------------------------------------------------------------------
+
+    async def _keep_wishes(self) -> None:
+        """Write operators' wishes to disk whenever they change; a slow disk delays nobody else."""
+        snapshot = self._board.snapshot
+        kept = dict(self._wishes)
+        while True:
+            wishes = _operator_wishes(snapshot)
+            if wishes != kept:
+                try:
+                    await trio.to_thread.run_sync(self._wish_store.save, wishes)
+                    kept = wishes
+                except OSError as error:
+                    log.error("cannot keep the operators' wishes over a restart: %s", error)
+            snapshot = await self._board.wait_newer(snapshot.revision)
+
+    def _save_wishes(self) -> None:
+        try:
+            self._wish_store.save(_operator_wishes(self._board.snapshot))
+        except OSError as error:
+            log.error("cannot keep the operators' wishes over a restart: %s", error)
+
+
+def _operator_wishes(snapshot: Snapshot) -> dict[ShardId, Intent]:
+    return {id_: instance.intent for id_, instance in snapshot.shards.items() if instance.intent.operator}
+
+
+def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
+    """A replacement has come to something: it is Ready with the new keys, or ended, or is no longer there."""
+    instance = snapshot.shards.get(id_)
+    if instance is None:
+        return True
+    status = instance.status
+    if status.state is ShardState.FAILED:
+        return status.failures > 0 or status.reason is not None
+    if instance.intent.wish is not Wish.START:
+        return not status.state.is_live
+    return status.config_hash == config_hash and status.state in (ShardState.READY, ShardState.STOPPED)
+
+
+def _spec_of(record: ShardRecord) -> ShardSpec:
+    """As much of a spec as stopping an engine needs that no file describes any more."""
+    return ShardSpec(
+        name=record.id.name,
+        model=record.model,
+        engine=EngineKind(record.engine),
+        command=(),
+        config_hash=record.config_hash,
+        replicas=record.id.replica + 1,
+    )

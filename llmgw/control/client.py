@@ -35,11 +35,11 @@ _JOURNAL = "see: journalctl -u llmgw -e"
 
 
 class ClientError(Exception):
-    """No usable answer. `code` is the exit code; `message` and `hint` are for people."""
+    """No usable answer. `exit_code` is the command's; `message` and `hint` are for people."""
 
-    def __init__(self, code: int, message: str, hint: str | None = None) -> None:
+    def __init__(self, exit_code: int, message: str, hint: str | None = None) -> None:
         super().__init__(message)
-        self.code = code
+        self.exit_code = exit_code
         self.message = message
         self.hint = hint
 

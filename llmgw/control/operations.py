@@ -1,0 +1,77 @@
+"""Wishes that take time: when one is done, and the few that are remembered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import frozen
+
+from llmgw.domain.shard import ShardId
+from llmgw.domain.status import Instance, ShardState, Snapshot, Wish
+
+Verb = Literal["start", "stop", "restart", "drain"]
+VERBS: Mapping[str, Wish] = {"start": Wish.START, "stop": Wish.STOP, "restart": Wish.START, "drain": Wish.DRAIN}
+State = Literal["running", "done", "failed"]
+
+REMEMBERED = 256
+"""Operations that can be asked about; running ones are never forgotten before finished ones."""
+
+
+def is_done(verb: str, before: Instance, now: Instance) -> Literal["done", "failed"] | None:
+    """Whether a wish is fulfilled, by the board alone. `before` is the instance right after the wish was made.
+
+    A later wish of somebody else ends it as failed. None: not yet.
+    """
+    if now.intent.serial != before.intent.serial:
+        return "failed"
+    status = now.status
+    launched_since = status.generation > before.status.generation
+    match verb:
+        case "stop":
+            done = status.state is ShardState.STOPPED
+        case "drain":
+            running = status.activity.running if status.activity else None
+            done = status.state is ShardState.STOPPED or (status.state is ShardState.DRAINING and not running)
+        case "restart":
+            done = status.state is ShardState.READY and launched_since
+        case _:
+            done = status.state is ShardState.READY
+    # A plain command may end well before anybody has seen it ready.
+    done = done or (verb in ("start", "restart") and status.state is ShardState.STOPPED and launched_since)
+    if done:
+        return "done"
+    return "failed" if _gave_up(before, now) else None
+
+
+def _gave_up(before: Instance, now: Instance) -> bool:
+    """It failed after the wish, and what follows was decided: no further attempt."""
+    status = now.status
+    if status.state is not ShardState.FAILED or status.next_attempt is not None or not status.detail:
+        return False
+    return before.status.state is not ShardState.FAILED or status.since != before.status.since
+
+
+@frozen
+class Operation:
+    """One wish for one name, with all its replicas. `at` is seconds since the epoch."""
+
+    id: str
+    verb: str
+    name: str
+    by: str
+    at: float
+    before: Mapping[ShardId, Instance]
+
+    def state(self, snapshot: Snapshot) -> State:
+        """`failed` as soon as one instance has failed; a shard that was removed meanwhile counts as stopped."""
+        results: list[Literal["done", "failed"] | None] = []
+        for id_, before in self.before.items():
+            now = snapshot.shards.get(id_)
+            if now is None:
+                results.append("done" if self.verb in ("stop", "drain") else "failed")
+            else:
+                results.append(is_done(self.verb, before, now))
+        if "failed" in results:
+            return "failed"
+        return "running" if None in results else "done"

@@ -38,13 +38,21 @@ class ToolAnswer(Protocol):
 
 
 class RunTool(Protocol):
-    """Runs one program to its end or to the time limit in seconds. Raises OSError when it cannot be started."""
+    """Runs one program to its end or to the time limit in seconds. A program that cannot be started has code 126 or
+    127, as in a shell, and the reason on stderr."""
 
     async def __call__(self, argv: Sequence[str], *, timeout: float) -> ToolAnswer: ...
 
 
 class _OutOfTime(Exception):
     pass
+
+
+class _NotStarted(Exception):
+    pass
+
+
+_NOT_STARTED = (126, 127)
 
 
 async def survey(
@@ -72,7 +80,10 @@ async def survey(
         if answer.timed_out:
             # What came before the limit is no inventory: rows may be cut or missing.
             raise _OutOfTime
-        return answer.stdout.decode("utf-8", "replace"), answer.stderr.decode("utf-8", "replace"), answer.code
+        stdout, stderr = answer.stdout.decode("utf-8", "replace"), answer.stderr.decode("utf-8", "replace")
+        if answer.code in _NOT_STARTED and not stdout.strip():
+            raise _NotStarted(" ".join(stderr.split())[:300])
+        return stdout, stderr, answer.code
 
     try:
         inventory = await _read_gpus(ask, host_memory_mib(meminfo))
@@ -86,8 +97,8 @@ async def survey(
             detail=f"nvidia-smi did not end within {timeout:g} s",
             read_at=now(),
         )
-    except OSError as error:
-        return _missing(f"{nvidia_smi}: {error.strerror or error}", now())
+    except _NotStarted as error:
+        return _missing(str(error), now())
     return evolve(inventory, read_at=now())
 
 

@@ -1,0 +1,386 @@
+"""The rules, one function each. A rule that lacks a fact says nothing or warns: unknown is not "no" and not "yes".
+
+`RULES` is the one table of them; its codes are what `allow` takes and the anchors in the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from llmgw.discovery import pins
+from llmgw.discovery.classes import gpu_class
+from llmgw.domain.hardware import Gpu, GpuFlag
+from llmgw.domain.host import HostFacts
+from llmgw.domain.problem import Problem, Severity
+from llmgw.domain.shard import EngineKind, ShardSpec
+from llmgw.preflight import model_config
+from llmgw.preflight.needs import weights_path
+
+SPLITTING = frozenset({EngineKind.VLLM, EngineKind.SGLANG})
+"""Engines that split each layer evenly over their GPUs and size by one of them. llama.cpp spreads whole layers by
+free memory, and of a plain command nothing is known."""
+
+FP8_FROM: dict[EngineKind, tuple[int, int]] = {EngineKind.VLLM: (8, 9), EngineKind.SGLANG: (8, 9)}
+"""Compute capability from which fp8 weights run natively. vLLM itself starts at 7.5 and SGLang at 8.0 (read in vLLM
+0.33 and SGLang 0.5.23): below 8.9 the one falls back to 16 bit and the other fails on first use. Hence a refusal by
+default and `allow` as the way out."""
+
+LONGER_CONTEXT = frozenset({"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"})
+"""Variables by which a person tells the engine to accept more than the model's own length."""
+
+MODEL_OVERRIDES = frozenset({"hf-overrides", "json-model-override-args", "hf-config-path", "load-format"})
+"""Options under which the model is not what its config.json says."""
+
+
+@frozen
+class Situation:
+    """What rules see: all shards of the node, the host, and pids that llmgw knows as its own."""
+
+    specs: Sequence[ShardSpec]
+    facts: HostFacts
+    own_pids: Collection[int] = ()
+
+
+Check = Callable[[ShardSpec, Situation], Iterator[Problem]]
+
+
+@frozen
+class Rule:
+    """One rule. `codes` are all it can report; `meaning` is the first sentence of its documentation."""
+
+    codes: tuple[str, ...]
+    meaning: str
+    check: Check
+
+
+def preflight(
+    specs: Sequence[ShardSpec],
+    facts: HostFacts,
+    *,
+    only: Collection[str] | None = None,
+    own_pids: Collection[int] = (),
+) -> tuple[Problem, ...]:
+    """All findings about `specs` on this host, in the order of the specs; `only` limits them to shards of these
+    names, still against all others. `own_pids` are processes of engines that llmgw itself runs: a port they hold is
+    held by no stranger. An error whose code stands in `allow` of its shard comes back as a warning.
+    """
+    situation = Situation(specs, facts, own_pids)
+    found = []
+    for spec in specs:
+        if only is not None and spec.name not in only:
+            continue
+        for rule in RULES:
+            for problem in rule.check(spec, situation):
+                allowed = problem.is_error and problem.code in spec.allow
+                found.append(evolve(problem, severity="warning") if allowed else problem)
+    return tuple(found)
+
+
+# -- ports ----------------------------------------------------------------------------------------------------
+
+
+def port_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    holder = situation.facts.port_holders.get(spec.port) if isinstance(spec.port, int) else None
+    if holder is not None and (holder.pid is None or holder.pid not in situation.own_pids):
+        yield _problem(
+            spec,
+            "port-taken",
+            "port",
+            f"{spec.port} is held by {holder}",
+            'stop that process, choose another port, or write port = "auto"',
+        )
+
+
+def port_twice(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    if not isinstance(spec.port, int):
+        return
+    first = next(other for other in situation.specs if other.port == spec.port)
+    if first.name != spec.name:
+        yield _problem(
+            spec,
+            "port-twice",
+            "port",
+            f'{spec.port} already belongs to shard "{first.name}"',
+            'choose another port, or write port = "auto"',
+        )
+
+
+def port_ephemeral(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    span = situation.facts.ephemeral_ports
+    if isinstance(spec.port, int) and span is not None and span[0] <= spec.port <= span[1]:
+        yield _problem(
+            spec,
+            "port-ephemeral",
+            "port",
+            f"{spec.port} is inside the ephemeral range {span[0]}-{span[1]}; another program's outgoing connection "
+            "may hold it",
+            f"choose a port below {span[0]}",
+            severity="warning",
+        )
+
+
+# -- files and programs ---------------------------------------------------------------------------------------
+
+
+def program_missing(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    word = spec.command[0] if spec.command else ""
+    if situation.facts.programs.get(word, word) is not None:
+        return
+    if "/" in word:
+        text, hint = f"{word} does not exist or cannot be executed", "check the path"
+    else:
+        text, hint = f"{word} is not on PATH", f'install it, or write its whole path: command = ["/…/{word}", …]'
+    yield _problem(spec, "program-missing", "command", text, hint)
+
+
+def weights_missing(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    path = weights_path(spec)
+    fact = situation.facts.paths.get(path) if path is not None else None
+    if fact is None:
+        return
+    if not fact.exists:
+        yield _problem(spec, "weights-missing", "weights", f"{path} does not exist", "check the path on this machine")
+    elif not fact.readable:
+        yield _problem(
+            spec,
+            "weights-missing",
+            "weights",
+            f"{path} cannot be read by this user",
+            "change its mode or owner, or run llmgw as a user who may",
+        )
+
+
+def workdir_missing(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    fact = situation.facts.paths.get(spec.workdir) if spec.workdir is not None else None
+    if fact is not None and not fact.is_dir:
+        text = f"{spec.workdir} is no folder" if fact.exists else f"{spec.workdir} does not exist"
+        yield _problem(spec, "workdir-missing", "workdir", text, "create it, or leave workdir out")
+
+
+# -- the model ------------------------------------------------------------------------------------------------
+
+
+def heads_not_divisible(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    config = _model(spec, situation)
+    heads = model_config.attention_heads(config) if config is not None else None
+    tensor = spec.layout.tensor
+    if heads is None or heads % tensor == 0:
+        return
+    most = max(8, tensor, len(situation.facts.inventory.gpus) if situation.facts.inventory else 0)
+    sizes = ", ".join(str(size) for size in range(1, most + 1) if heads % size == 0)
+    yield _problem(
+        spec,
+        "heads",
+        "tensor_parallel",
+        f"{tensor} does not divide {heads} attention heads; possible here: {sizes}",
+        "use one of these sizes, and pipeline_parallel for further GPUs",
+        text_form='shard "{name}": tensor_parallel = {text}',
+    )
+
+
+def context_too_long(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    config = _model(spec, situation)
+    longest = model_config.context_length(config) if config is not None else None
+    if longest is None or spec.max_model_len is None or spec.max_model_len <= longest:
+        return
+    if LONGER_CONTEXT.isdisjoint(spec.env):
+        yield _problem(
+            spec,
+            "context-length",
+            "max_model_len",
+            f"{spec.max_model_len} is above the model's own {longest} tokens",
+            f"write at most {longest}",
+        )
+
+
+def _model(spec: ShardSpec, situation: Situation) -> dict[str, object] | None:
+    """The parsed config.json of an engine that reads one, unless options say that something else counts."""
+    if spec.engine not in SPLITTING or not MODEL_OVERRIDES.isdisjoint(name.replace("_", "-") for name in spec.args):
+        return None
+    path = weights_path(spec)
+    config = situation.facts.model_configs.get(path) if path is not None else None
+    return dict(config) if config is not None else None
+
+
+# -- GPUs -----------------------------------------------------------------------------------------------------
+
+
+def gpus_not_there(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    if isinstance(spec.gpus, int):
+        return
+    found = pins.resolve_pins(spec, situation.facts.inventory)
+    if isinstance(found, pins.Refused):
+        yield _problem(spec, found.code, "gpus", found.message, found.hint, position=found.position)
+
+
+def gpu_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    """Two shards that mean one card, one by its index and the other by its UUID."""
+    mine = {gpu.index: gpu for gpu in _gpus(spec, situation)}
+    for other in situation.specs:
+        if other.name == spec.name:
+            return
+        takes_turns = spec.idle_timeout is not None and other.idle_timeout is not None
+        if takes_turns or (spec.share_gpus and other.share_gpus):
+            continue
+        for gpu in _gpus(other, situation):
+            if gpu.index in mine:
+                yield _problem(
+                    spec,
+                    "gpu-taken",
+                    "gpus",
+                    f'GPU {gpu.index} already belongs to shard "{other.name}"',
+                    "set share_gpus = true and gpu_memory on both if that is meant",
+                )
+
+
+UNFIT = {
+    GpuFlag.MIG_ENABLED: ("is in MIG mode", "name one of its slices by UUID (nvidia-smi -L), or end MIG mode"),
+    GpuFlag.REQUIRES_RESET: ("needs a reset", "reset it (nvidia-smi --gpu-reset) or reboot"),
+    GpuFlag.ROW_REMAP_PENDING: ("has a row remap pending", "reset it (nvidia-smi --gpu-reset) or reboot"),
+    GpuFlag.ROW_REMAP_FAILURE: ("failed to remap a bad row", "have the card replaced"),
+    GpuFlag.UNCORRECTED_ECC: ("has uncorrected memory errors", "reset it; if they come back, have it replaced"),
+}
+
+
+def gpu_unfit(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    for gpu in _gpus(spec, situation):
+        for flag in gpu.flags:
+            if flag in UNFIT:
+                text, hint = UNFIT[flag]
+                yield _problem(spec, "gpu-unfit", "gpus", f"GPU {gpu.index} {text}", hint)
+
+
+def mixed_gpus(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    gpus = _gpus(spec, situation)
+    if spec.engine not in SPLITTING or spec.layout.tensor < 2 or len(gpus) < 2:
+        return
+    first, *others = gpus
+    for other in others:
+        unknown = [gpu for gpu in (first, other) if gpu.memory_total is None and not gpu.unified_memory]
+        of_one_product = gpu_class(first.name, None) == gpu_class(other.name, None)
+        if unknown and of_one_product:
+            yield _problem(
+                spec,
+                "gpu-memory-unknown",
+                "gpus",
+                f"the driver does not say how much memory GPU {unknown[0].index} has, so nobody can tell whether "
+                f"{first.index} and {other.index} are alike",
+                "look at nvidia-smi -q; a group with a smaller card runs out of memory on it",
+                severity="warning",
+            )
+            return
+        if first.gpu_class != other.gpu_class:
+            ecc = of_one_product and first.ecc_enabled is not other.ecc_enabled
+            yield _problem(
+                spec,
+                "mixed-gpu-classes",
+                "gpus",
+                f"{first.index} is {first.gpu_class} and {other.index} is {other.gpu_class}; one tensor-parallel "
+                "group needs GPUs of one class",
+                "the same product with different usable memory: its ECC mode differs"
+                if ecc
+                else "give each class a shard of its own",
+            )
+            return
+        if None not in (pair := (first.compute_capability, other.compute_capability)) and pair[0] != pair[1]:
+            yield _problem(
+                spec,
+                "mixed-gpu-classes",
+                "gpus",
+                f"{first.index} has compute capability {_dotted(pair[0])} and {other.index} has {_dotted(pair[1])}; "
+                "one tensor-parallel group needs GPUs of one class",
+                "give each class a shard of its own",
+            )
+            return
+
+
+def fp8_capability(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    least = FP8_FROM.get(spec.engine)
+    if least is None or not _wants_fp8(spec, situation):
+        return
+    for gpu in _gpus(spec, situation):
+        # Compared as pairs of integers: as text, 12.0 would be below 8.9.
+        if gpu.compute_capability is None:
+            yield _problem(
+                spec,
+                "capability-unknown",
+                "quantization",
+                f"fp8 needs compute capability {_dotted(least)}, and that of GPU {gpu.index} ({gpu.gpu_class}) is not "
+                "known",
+                "look it up in the vendor's list of CUDA GPUs; below it the engine is slow or fails",
+                severity="warning",
+                text_form=_PLAIN,
+            )
+            return
+        if gpu.compute_capability < least:
+            way_out = ', or allow = ["fp8-capability"] to run it in 16 bit' if spec.engine is EngineKind.VLLM else ""
+            yield _problem(
+                spec,
+                "fp8-capability",
+                "quantization",
+                f"fp8 needs compute capability {_dotted(least)}, GPU {gpu.index} ({gpu.gpu_class}) has "
+                f"{_dotted(gpu.compute_capability)}",
+                f"use another quantization{way_out}",
+                text_form=_PLAIN,
+            )
+            return
+
+
+def _wants_fp8(spec: ShardSpec, situation: Situation) -> bool:
+    # kv-cache-dtype is not asked: there fp8 is a storage format, and works on older cards.
+    if spec.quantization is not None and "fp8" in spec.quantization.lower():
+        return True
+    config = _model(spec, situation)
+    return config is not None and model_config.has_fp8_weights(config)
+
+
+def _gpus(spec: ShardSpec, situation: Situation) -> tuple[Gpu, ...]:
+    """The cards that a shard names, as far as they can be looked up."""
+    if isinstance(spec.gpus, int):
+        return ()
+    found = pins.resolve_pins(spec, situation.facts.inventory)
+    return () if isinstance(found, pins.Refused) else tuple(pin.gpu for pin in found if pin.gpu is not None)
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return "unknown" if capability is None else f"{capability[0]}.{capability[1]}"
+
+
+# -- the table ------------------------------------------------------------------------------------------------
+
+_PLAIN = 'shard "{name}": {text}'
+
+
+def _problem(
+    spec: ShardSpec,
+    code: str,
+    key: str,
+    text: str,
+    hint: str | None,
+    *,
+    severity: Severity = "error",
+    text_form: str = 'shard "{name}" {key}: {text}',
+    position: int | None = None,
+) -> Problem:
+    keys = (f"{key}.{position}", key) if position is not None else (key,)
+    message = text_form.format(name=spec.name, key=key, text=text)
+    return Problem(code, message, hint, where=spec.written_at(*keys), severity=severity)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(("port-taken",), "Another process holds the port.", port_taken),
+    Rule(("port-twice",), "Two shards name one port.", port_twice),
+    Rule(("port-ephemeral",), "The kernel may give the port to an outgoing connection.", port_ephemeral),
+    Rule(("program-missing",), "The program of the command cannot be found.", program_missing),
+    Rule(("weights-missing",), "The weights are not where they should be.", weights_missing),
+    Rule(("workdir-missing",), "The working folder is not there.", workdir_missing),
+    Rule(("heads",), "The tensor-parallel size does not divide the model's attention heads.", heads_not_divisible),
+    Rule(("context-length",), "More context is asked for than the model has.", context_too_long),
+    Rule((pins.MISSING, pins.UNKNOWN, pins.TWICE), "A GPU that is named cannot be given.", gpus_not_there),
+    Rule(("gpu-taken",), "Two shards name one GPU.", gpu_taken),
+    Rule(("gpu-unfit",), "A GPU is sick or in MIG mode.", gpu_unfit),
+    Rule(("mixed-gpu-classes", "gpu-memory-unknown"), "GPUs of one group are not alike.", mixed_gpus),
+    Rule(("fp8-capability", "capability-unknown"), "The GPUs have no native fp8.", fp8_capability),
+)

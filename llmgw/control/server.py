@@ -136,7 +136,7 @@ def _bind_beside(sock: socket.socket, path: str) -> str:
         try:
             sock.bind(candidate)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE
+            if error.errno == errno.EADDRINUSE:
                 continue
             raise
         return candidate

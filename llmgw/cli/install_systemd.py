@@ -19,7 +19,8 @@ from importlib import resources
 from pathlib import Path
 
 from llmgw import __version__
-from llmgw.cli.errors import DONE, FAILED, WRONG_LINE, CommandError
+from llmgw.cli.errors import DONE, FAILED, CommandError
+from llmgw.cli.errors import USAGE as WRONG_LINE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

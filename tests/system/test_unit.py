@@ -229,9 +229,31 @@ def box(installed: Box) -> Box:
 
 
 def test_the_unit_has_nothing_that_systemd_complains_about(installed: Box) -> None:
-    done = installed.run("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}", check=False)
-    complaints = [line for line in (done.stdout + done.stderr).splitlines() if UNIT in line]
-    assert complaints == []
+    assert complaints(installed, f"/etc/systemd/system/{UNIT}") == []
+
+
+def test_systemd_understands_every_drop_in(installed: Box) -> None:
+    newer = {"accounting.conf": "DelegateSubgroup"}  # systemd 254
+    for drop_in in sorted((CHECKOUT / "contrib/systemd/drop-ins").iterdir()):
+        folder = f"/tmp/{drop_in.stem}"
+        installed.run("mkdir", folder)
+        installed.run("cp", f"/etc/systemd/system/{UNIT}", folder)
+        installed.write(f"{folder}/{UNIT}.d/{drop_in.name}", drop_in.read_text())
+        known = newer.get(drop_in.name)
+        found = [line for line in complaints(installed, f"{folder}/{UNIT}") if known is None or known not in line]
+        assert found == []
+
+
+def complaints(box: Box, unit: str) -> list[str]:
+    done = box.run("systemd-analyze", "verify", unit, check=False)
+    return [line for line in (done.stdout + done.stderr).splitlines() if UNIT in line]
+
+
+def test_the_hardening_is_as_good_as_measured(installed: Box) -> None:
+    alone = f"/tmp/{UNIT}"  # without drop-ins
+    installed.run("cp", f"/etc/systemd/system/{UNIT}", alone)
+    done = installed.run("systemd-analyze", "security", "--offline=yes", "--threshold=32", alone, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_service_runs_as_its_user(box: Box) -> None:

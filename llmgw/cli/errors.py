@@ -5,6 +5,7 @@ from __future__ import annotations
 DONE = 0
 FAILED = 1
 USAGE = 2
+"""A wrong command line; verbs have a `USAGE` text of their own and import this as WRONG_LINE."""
 NOT_READY = 3
 NO_SUCH_SHARD = 4
 UNREACHABLE = 5

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 
-from llmgw.cli.errors import FAILED, INTERRUPTED, PIPE_CLOSED, USAGE, CommandError, error_text
+from llmgw.cli.errors import FAILED, INTERRUPTED, PIPE_CLOSED, CommandError, error_text
+from llmgw.cli.errors import USAGE as WRONG_LINE
 from llmgw.cli.screen import prepare_streams
 
 TYPE_CHECKING = False
@@ -109,7 +110,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         hint = f"see: {self.prog} --help"
-        self.exit(USAGE, error_text(f"cannot read the command line: {message}", hint) + "\n")
+        self.exit(WRONG_LINE, error_text(f"cannot read the command line: {message}", hint) + "\n")
 
 
 def add_global_options(parser: argparse.ArgumentParser, *, inherit: bool) -> None:
@@ -210,7 +211,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             args.run = import_module("llmgw.cli.version").run
             return args
         parser.print_help(sys.stderr)
-        sys.exit(USAGE)
+        sys.exit(WRONG_LINE)
     verb = find_verb(word)
     if verb is None:
         import difflib

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from llmgw.cli.asking import Asker
 
-    ask = Asker(args)
+    ask = Asker.of(args)
     if args.watch:
         return watch(ask, args)
     answer = ask.status()

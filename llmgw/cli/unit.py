@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Sequence
+
+from llmgw.systemd import read_timespan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
 UNIT = "llmgw.service"
 PATIENCE = 3.0
 """Seconds for systemctl: it waits for ever on a bus that does not answer."""
-_UNITS = {
-    "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "month": 2629800.0,
-    "y": 31557600.0,
-}  # fmt: skip
-"""How systemd writes a span (systemd.time(7)): `2min 30s`."""
 
 
 def stop_timeout_of(text: str) -> float | None:
@@ -26,11 +22,7 @@ def stop_timeout_of(text: str) -> float | None:
     fields = dict(line.partition("=")[::2] for line in text.splitlines())
     if fields.get("LoadState") != "loaded":
         return None
-    span = fields.get("TimeoutStopUSec", "")
-    pieces = re.findall(r"([0-9.]+)(us|ms|s|min|h|d|w|month|y)(?:\s|$)", span)
-    if not pieces:
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in pieces)
+    return read_timespan(fields.get("TimeoutStopUSec", ""))
 
 
 def ask_systemd(unit: str = UNIT) -> float | None:

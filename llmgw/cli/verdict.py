@@ -34,3 +34,21 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: str | None
         if late is not None:
             problems.append(late)
     return Verdict(path=path, config=parsed.config, problems=tuple(problems), sources=parsed.sources)
+
+
+def read_or_refuse(path: str, *, node: str | None, offline: bool, color: str) -> Config:
+    """The configuration; where it has errors they are printed and CommandError(78) is raised."""
+    import sys
+
+    from llmgw.cli.errors import CONFIG, CommandError
+    from llmgw.cli.screen import look
+    from llmgw.config.load import load
+    from llmgw.config.render import render_problems
+    from llmgw.domain.problem import errors_of
+
+    parsed = load(path, node=node, offline=offline)
+    errors = errors_of(parsed.problems)
+    if errors or parsed.config is None:
+        print(render_problems(errors, parsed.sources, colour=look(color, sys.stderr).colour).rstrip(), file=sys.stderr)
+        raise CommandError(CONFIG, f"cannot use {path}: it has errors", "see: llmgw check")
+    return parsed.config

@@ -1,0 +1,110 @@
+"""`llmgw inventory`: the GPUs of this node, from the running llmgw or, without one, from nvidia-smi."""
+
+from __future__ import annotations
+
+import sys
+
+from llmgw.cli.errors import DONE, FAILED
+from llmgw.cli.table import plain_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
+
+    from llmgw.domain.hardware import Inventory
+
+USAGE = "llmgw inventory [--nvidia-smi PATH] [--json]"
+DETAILS = """\
+The output of --json is what check --inventory takes. Unknown values are shown as -, never as 0.
+Exit code: 0 also when a GPU is missing or there is none, 1 when nvidia-smi fails.
+"""
+COLUMNS = ("GPU", "CLASS", "CC", "MEMORY", "FREE", "HELD BY", "NAME")
+PATIENCE = 30.0
+"""Seconds for nvidia-smi: a cold driver without persistence mode takes more than ten."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nvidia-smi", metavar="PATH", help="use this program, and do not ask a running llmgw")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    answer = (None if args.nvidia_smi else from_daemon(args)) or from_host(args.nvidia_smi)
+    if args.json:
+        import json
+
+        print(json.dumps(answer))
+    else:
+        sys.stdout.write("\n".join(lines(answer)) + "\n")
+    missing = answer.get("error") in ("command_missing", "driver_not_loaded")
+    return FAILED if answer["status"] == "error" and (args.nvidia_smi or not missing) else DONE
+
+
+def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The running llmgw's inventory; None where none answers, unless one was named by --socket."""
+    from llmgw.cli.asking import Asker
+    from llmgw.control.client import ClientError
+
+    try:
+        return Asker.of(args).get("/v1/inventory", timeout=PATIENCE)
+    except ClientError:
+        if args.socket:
+            raise
+        return None
+
+
+def from_host(nvidia_smi: str | None) -> dict[str, Any]:
+    import attrs
+    import trio
+
+    return {"api": 1, **attrs.asdict(trio.run(look_at_gpus, nvidia_smi))}
+
+
+async def look_at_gpus(nvidia_smi: str | None = None) -> Inventory:
+    """Ask nvidia-smi here and now; never raises for what it says."""
+    import shutil
+    import time
+
+    from llmgw.discovery.survey import survey
+    from llmgw.supervisor.children import Children
+    from llmgw.supervisor.tools import ToolResult, run_tool
+
+    children = Children()
+
+    async def tool(argv: Sequence[str], *, timeout: float) -> ToolResult:
+        return await run_tool(children, argv, timeout=timeout)
+
+    return await survey(tool, nvidia_smi=nvidia_smi or shutil.which("nvidia-smi"), timeout=PATIENCE, now=time.time)
+
+
+def lines(answer: dict[str, Any]) -> list[str]:
+    from llmgw.discovery.classes import gpu_class
+
+    gpus = answer["gpus"]
+    head = [f"{len(gpus)} GPUs" if len(gpus) != 1 else "1 GPU"]
+    if answer.get("driver_version"):
+        head.append(f"driver {answer['driver_version']}")
+    found = ["   ".join(head)]
+    if answer["status"] != "ok":
+        found.append(f"{answer['status']}: {answer.get('detail') or answer.get('error')}")
+    if not gpus:
+        return found
+    rows = [
+        (
+            str(gpu["index"]),
+            gpu_class(gpu["name"], gpu["memory_total"]) or "-",
+            ".".join(str(part) for part in gpu["compute_capability"] or ()) or "-",
+            gibibytes(gpu["memory_total"]),
+            gibibytes(gpu["memory_free"]),
+            ", ".join(f"pid {process['pid']}" for process in gpu["processes"]) or "-",
+            gpu["name"],
+        )
+        for gpu in gpus
+    ]
+    return [*found, "", *plain_lines(COLUMNS, rows)]
+
+
+def gibibytes(mebibytes: int | None) -> str:
+    return "-" if mebibytes is None else f"{mebibytes / 1024:.1f} GiB"

@@ -1,0 +1,161 @@
+"""`llmgw logs`: an engine's output, as it wrote it but for control characters."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from llmgw.cli import wishes
+from llmgw.cli.errors import DONE, UNREACHABLE, CommandError
+from llmgw.cli.errors import USAGE as WRONG_LINE
+from llmgw.domain.display import neutralise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+    from typing import Any
+
+    from llmgw.cli.asking import Asker
+
+    Line = dict[str, Any]
+
+USAGE = "llmgw logs (SHARD | --all) [-f] [-n LINES] [--since TIME] [-t] [--json]"
+DETAILS = """\
+Lines of llmgw itself begin with `-- llmgw:`. With --all each line begins with the name of its shard.
+
+examples:
+  llmgw logs llama-70b -f
+  llmgw logs --all --since 10m
+"""
+RECONNECT_FOR = 60.0
+"""Seconds that `-f` waits for a llmgw that is being restarted."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shard", nargs="?", metavar="SHARD", help="whose output")
+    parser.add_argument("--all", action="store_true", help="of every shard")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines, also over restarts")
+    parser.add_argument("-n", "--lines", type=lines, default=None, metavar="LINES", help="the last LINES (100)")
+    parser.add_argument("--since", type=wishes.span, metavar="TIME", help="not older than this (90s, 10m)")
+    parser.add_argument("-t", "--timestamps", action="store_true", help="with the time of arrival")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def lines(text: str) -> int:
+    import argparse
+
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from llmgw.cli.asking import Asker
+    from llmgw.cli.status import pick
+
+    if bool(args.shard) == args.all:
+        raise CommandError(WRONG_LINE, "cannot tell whose output: name one shard, or write --all")
+    ask = Asker.of(args)
+    shards = pick(ask.status(), [args.shard] if args.shard else [])
+    names = [shard["name"] for shard in shards]
+    prefixed = len(names) > 1
+    if args.follow and prefixed:
+        return follow_all(ask, names, args)
+    for name in names:
+        show(ask, name, args, prefixed=prefixed)
+    return DONE
+
+
+def follow_all(ask: Asker, names: list[str], args: argparse.Namespace) -> int:
+    """One thread per shard reads; whole lines are written, so they do not mix."""
+    import queue
+    import threading
+
+    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def read(name: str) -> None:
+        try:
+            show(ask, name, args, prefixed=True)
+            ends.put(None)
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the main thread
+            ends.put(error)
+
+    for name in names:
+        threading.Thread(target=read, args=(name,), daemon=True).start()
+    for _ in names:
+        error = ends.get()
+        if error is not None:
+            raise error
+    return DONE
+
+
+def show(ask: Asker, name: str, args: argparse.Namespace, *, prefixed: bool) -> None:
+    shape = as_json if args.json else as_text
+    for line in read_lines(ask, name, args):
+        sys.stdout.write(shape(line, name, prefixed=prefixed, times=args.timestamps) + "\n")
+        if args.follow:
+            sys.stdout.flush()
+
+
+def read_lines(ask: Asker, name: str, args: argparse.Namespace) -> Iterator[Line]:
+    """Lines of one shard; in follow mode a lost llmgw is waited for, and what was shown is not shown again."""
+    from llmgw.cli.asking import shard_path
+    from llmgw.control.client import ClientError
+
+    wanted = [f"tail={100 if args.lines is None and args.since is None else args.lines}"]
+    if args.lines is None and args.since is not None:
+        wanted = []
+    if args.since is not None:
+        wanted.append(f"since={args.since:g}s")
+    last = 0.0
+    lost_at: float | None = None
+    while True:
+        query = "&".join([*(["follow"] if args.follow else []), *wanted])
+        try:
+            for line in ask.stream(shard_path(name, f"/logs?{query}")):
+                lost_at = None
+                at = line.get("time")
+                if at is not None:
+                    if wanted == [] and at <= last:
+                        continue
+                    last = max(last, at)
+                yield line
+        except ClientError:
+            if not args.follow or lost_at is None:
+                raise
+        if not args.follow:
+            return
+        now = time.monotonic()
+        if lost_at is None:
+            lost_at = now
+            print("-- llmgw: connection lost, waiting for llmgw to come back", file=sys.stderr)
+        elif now - lost_at > RECONNECT_FOR:
+            raise CommandError(UNREACHABLE, f"cannot follow the output of {name}: llmgw has gone")
+        wanted = [] if last else wanted
+        time.sleep(0.5)
+
+
+def as_json(line: Line, name: str, *, prefixed: bool, times: bool) -> str:
+    import json
+
+    del prefixed, times  # every object carries both
+    return json.dumps({"api": 1, "shard": name, **line})
+
+
+def as_text(line: Line, name: str, *, prefixed: bool, times: bool) -> str:
+    if "dropped" in line:
+        text = f"-- llmgw: {line['dropped']} lines skipped, this reader is too slow --"
+    else:
+        text = neutralise(line["text"])
+        if line.get("cut"):
+            text += " -- llmgw: line cut --"
+        if times:
+            text = f"{stamp(line['time'])} {text}"
+    return f"{name}  {text}" if prefixed else text
+
+
+def stamp(at: float) -> str:
+    """Local time, to the millisecond."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
+    return f"{whole}.{int(at % 1 * 1000):03}"

@@ -1,0 +1,234 @@
+"""`llmgw plan`: what a reload would change, and the exact command line and environment of a shard."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from llmgw.cli.errors import DONE, NO_SUCH_SHARD, NOT_READY, CommandError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
+
+    from llmgw.cli.asking import Asker
+    from llmgw.config.model import Config
+    from llmgw.domain.shard import Command, Endpoint, ShardId, ShardSpec
+
+USAGE = "llmgw plan [SHARD ...] [--offline] [--exit-code] [--json]"
+DETAILS = """\
+Without SHARD: the file against the running llmgw, or, where none answers, against nothing.
+With SHARD: the command line, one option a line, and the environment, each variable with where it comes from:
+generated, inherited, or file and line. Secrets are shown as ***. Inherited variables are those of this shell; the
+running llmgw has its own.
+Exit code: 0, or with --exit-code 3 when there are changes; 78 the file is wrong.
+"""
+PATIENCE = 60.0
+"""Seconds for the answer: llmgw looks at its GPUs and paths first."""
+CHANGES = NOT_READY
+"""The exit code of `--exit-code` when there are changes."""
+
+
+ENVIRONMENT_COLUMN = 60
+"""Characters for NAME=value before the origin."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", nargs="*", metavar="SHARD", help="show how these are started")
+    parser.add_argument("--offline", action="store_true", help="do not ask a running llmgw, nor look at this machine")
+    parser.add_argument("--node", metavar="NAME", help="for this node, where no llmgw is asked")
+    parser.add_argument("--exit-code", action="store_true", help="exit with 3 when something would change")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    running = None if args.offline else running_llmgw(args)
+    if args.shards:
+        return show_commands(args, running[1] if running else None)
+    if running is not None:
+        ask, status = running
+        plan = plan_of_running(ask, args.color)
+        title = f"{status['config']['path']} against the running llmgw on {status['node']}"
+        shards = {shard["name"]: shard for shard in status["shards"]}
+    else:
+        config, path = read(args, None)
+        from llmgw.config.diff import diff
+
+        plan, shards = diff(None, config).as_json(), {}
+        title = f"{path} against nothing: no llmgw is running" if not args.offline else f"{path} against nothing"
+    return tell(args, plan, title, shards)
+
+
+def running_llmgw(args: argparse.Namespace) -> tuple[Asker, dict[str, Any]] | None:
+    """The llmgw that answers; None where there is none and none was named."""
+    from llmgw.cli.asking import Asker
+    from llmgw.control.client import ClientError
+
+    ask = Asker.of(args)
+    try:
+        return ask, ask.status()
+    except ClientError:
+        if args.socket:
+            raise
+        return None
+
+
+def plan_of_running(ask: Asker, color: str) -> dict[str, Any]:
+    from llmgw.cli.reload import plan_of, print_problems
+    from llmgw.control import client
+
+    code, answer = client.request(ask.socket, "GET", "/v1/plan", timeout=PATIENCE)
+    if code >= 400:
+        if answer.get("errors"):
+            print_problems(answer["errors"], color)
+        raise client.refusal(code, answer)
+    return plan_of(answer)
+
+
+def read(args: argparse.Namespace, status: dict[str, Any] | None) -> tuple[Config, str]:
+    """The configuration that is meant: the running llmgw's, unless a file was named."""
+    from llmgw.cli.config_file import config_path
+    from llmgw.cli.verdict import read_or_refuse
+
+    named = args.config or (status["config"]["path"] if status else None)
+    path = config_path(named)
+    return read_or_refuse(path, node=args.node, offline=args.offline, color=args.color), path
+
+
+def tell(args: argparse.Namespace, plan: dict[str, Any], title: str, shards: dict[str, Any]) -> int:
+    from llmgw.cli.plan_view import has_changes, plan_lines
+
+    if args.json:
+        import json
+
+        print(json.dumps({"api": 1, "title": title, **plan}))
+    else:
+        sys.stdout.write("\n".join([title, "", *plan_lines(plan, shards)]) + "\n")
+    return CHANGES if args.exit_code and has_changes(plan) else DONE
+
+
+# -- how a shard is started --------------------------------------------------------------------------------
+
+
+def show_commands(args: argparse.Namespace, status: dict[str, Any] | None) -> int:
+    config, path = read(args, status)
+    wanted: list[tuple[ShardId, ShardSpec]] = []
+    for name in args.shards:
+        found = [
+            (id_, spec) for spec in config.shards for id_ in spec.ids if name in (spec.name, id_.shown(spec.replicas))
+        ]
+        if not found:
+            known = ", ".join(spec.name for spec in config.shards)
+            raise CommandError(NO_SUCH_SHARD, f"cannot find {name!r}: no such shard in {path}", f"there are: {known}")
+        wanted += found
+    shown = []
+    for id_, spec in wanted:
+        shown.append((id_.shown(spec.replicas), *command_of(config, id_, spec, status)))
+    if args.json:
+        import json
+
+        print(json.dumps({"api": 1, "shards": [as_json(name, command) for name, command, _ in shown]}))
+        return DONE
+    text = []
+    for name, command, notes in shown:
+        text += [*command_lines(name, command, notes), ""]
+    sys.stdout.write("\n".join(text[:-1]) + "\n")
+    return DONE
+
+
+def command_of(
+    config: Config, id_: ShardId, spec: ShardSpec, status: dict[str, Any] | None
+) -> tuple[Command, list[str]]:
+    """The command that a launch would run now, and what is not settled before one."""
+    import shutil
+
+    from llmgw.discovery.installed import engine_version
+    from llmgw.domain.problem import Problem
+    from llmgw.engines.adapter import build_command, profile
+    from llmgw.placement.assign import Devices, pinned_devices
+    from llmgw.supervisor.launch import make_plan
+
+    notes = []
+    devices = pinned_devices(spec, None) if spec.pinned_gpus else Devices()
+    if isinstance(devices, Problem):
+        notes.append(devices.message)
+        devices = Devices()
+    endpoint, note = endpoint_of(config, id_, spec, status)
+    notes += [note] if note else []
+    distribution = profile(spec.engine).distribution
+    program = shutil.which(spec.command[0])
+    plan = make_plan(
+        config,
+        id_,
+        spec,
+        endpoint,
+        devices,
+        env=os.environ,
+        generation=1,
+        run_id="0" * 32,
+        version=engine_version(program, distribution) if program and distribution else None,
+        state_dir=config.supervisor.state_dir,
+    )
+    command = build_command(plan)
+    notes += [warning.message for warning in command.warnings]
+    return command, notes
+
+
+def endpoint_of(
+    config: Config, id_: ShardId, spec: ShardSpec, status: dict[str, Any] | None
+) -> tuple[Endpoint, str | None]:
+    """Where it would listen: as written, as it does now, or a guess that is called one."""
+    from llmgw.domain.shard import TcpEndpoint, UnixEndpoint
+
+    if isinstance(spec.port, int):
+        return TcpEndpoint(spec.host, spec.port + id_.replica), None
+    for shard in (status or {}).get("shards", ()):
+        if (shard["shard"], shard["replica"]) != (id_.name, id_.replica) or not shard["endpoint"]:
+            continue
+        port = shard["endpoint"].rpartition(":")[2].rstrip("/")
+        if spec.port == "auto" and port.isdecimal():
+            return TcpEndpoint(spec.host, int(port)), None
+    if spec.port == "unix":
+        return UnixEndpoint(f"{config.supervisor.runtime_dir}/{id_.name}.{id_.replica}.sock"), None
+    first, last = config.node.engine_ports
+    return TcpEndpoint(spec.host, first), f"port {first} stands for the first free one of {first}-{last}"
+
+
+def as_json(name: str, command: Command) -> dict[str, Any]:
+    return {
+        "name": name,
+        "argv": list(command.masked_argv()),
+        "cwd": command.cwd,
+        "env": [
+            {"name": variable, "value": value, "origin": command.origins.get(variable, "generated")}
+            for variable, value in command.masked_env().items()
+        ],
+    }
+
+
+def command_lines(name: str, command: Command, notes: Sequence[str]) -> list[str]:
+    """One option a line, in a form that a shell would read; then the environment in columns."""
+    import shlex
+
+    from llmgw.domain.display import neutralise
+
+    groups: list[list[str]] = [[]]
+    for word in command.masked_argv():
+        if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
+            groups.append([])
+        groups[-1].append(word if word == "***" else shlex.quote(word))
+    lines = [f"{name}:", f"  cd {shlex.quote(command.cwd)}"]
+    options = [" ".join(group) for group in groups if group]
+    lines += [
+        ("  " if i == 0 else "      ") + option + (" \\" if i + 1 < len(options) else "")
+        for i, option in enumerate(options)
+    ]
+    lines += ["", "  environment, and where each variable comes from:"]
+    for variable, value in sorted(command.masked_env().items()):
+        text = f"{variable}={value if value == '***' else shlex.quote(value)}"
+        # Columns for the short ones only: one long PATH must not push every origin out of sight.
+        lines.append(f"  {text:<{ENVIRONMENT_COLUMN}}  {command.origins.get(variable, 'generated')}")
+    lines += [f"  note: {note}" for note in notes]
+    return [neutralise(line) for line in lines]

@@ -1,0 +1,76 @@
+"""What a reload does, as lines. Pure: takes the answer of `/v1/plan`, `/v1/reload` or a diff made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmgw.cli.words import duration, gpu_ranges
+from llmgw.domain.display import neutralise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SIGNS = {"keep": "=", "replace": "~", "in_place": "*", "start": "+", "stop": "-"}
+WORDS = {"keep": "keep", "replace": "replace", "in_place": "in place", "start": "start", "stop": "stop"}
+
+
+def has_changes(plan: dict[str, Any]) -> bool:
+    return bool(plan.get("needs_restart")) or any(action["action"] != "keep" for action in plan["actions"])
+
+
+def plan_lines(plan: dict[str, Any], running: dict[str, Any] | None = None) -> list[str]:
+    """One block per shard, then the sums. `running`: name -> shard of the status, for what is known of it."""
+    width = max((len(action["name"]) for action in plan["actions"]), default=0)
+    lines = []
+    for action in plan["actions"]:
+        kind = action["action"]
+        head = f"  {SIGNS[kind]} {action['name']:<{width}}   {WORDS[kind]:<8}"
+        notes = [*changed(action["changes"]), *known(kind, (running or {}).get(action["name"]))]
+        lines.append(f"{head}   {notes[0]}" if notes else head.rstrip())
+        lines += [" " * (len(head) + 3) + note for note in notes[1:]]
+    lines.append("" if lines else "  no shards")
+    lines.append(sums(plan))
+    restart = plan.get("needs_restart") or ()
+    if restart:
+        lines.append(f"not before llmgw itself is restarted (engines run on): {', '.join(restart)}")
+    return [neutralise(line) for line in lines]
+
+
+def sums(plan: dict[str, Any]) -> str:
+    counts = {kind: sum(action["action"] == kind for action in plan["actions"]) for kind in SIGNS}
+    parts = [f"{count} {WORDS[kind]}" for kind, count in counts.items() if count]
+    return (", ".join(parts) or "nothing to do") + "."
+
+
+def changed(changes: list[dict[str, Any]]) -> Iterator[str]:
+    for change in changes:
+        yield f"{change['key']} {value(change['before'])} -> {value(change['after'])}"
+
+
+def known(kind: str, shard: dict[str, Any] | None) -> Iterator[str]:
+    """What the present engine has and costs, where it goes."""
+    if shard is None or kind not in ("replace", "stop"):
+        return
+    parts = []
+    if shard.get("gpus"):
+        parts.append(f"gpus {gpu_ranges(shard['gpus'])}")
+    if kind == "replace" and shard.get("load_seconds"):
+        parts.append(f"loading took {duration(shard['load_seconds'])} last time")
+    running = (shard.get("activity") or {}).get("running")
+    if running:
+        parts.append(f"{running} requests running")
+    if parts:
+        yield "  ".join(parts)
+
+
+def value(given: Any) -> str:
+    if given is None:
+        return "(not set)"
+    if isinstance(given, bool):
+        return "true" if given else "false"
+    if isinstance(given, str):
+        return given or '""'
+    if isinstance(given, list):
+        return "[" + ", ".join(value(entry) for entry in given) + "]"
+    return str(given)

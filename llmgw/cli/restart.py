@@ -1,0 +1,21 @@
+"""`llmgw restart`."""
+
+from __future__ import annotations
+
+from llmgw.cli import wishes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+USAGE = "llmgw restart (SHARD ... | --all) [--wait | --no-wait] [--timeout TIME] [--json]"
+DETAILS = """\
+Waits, on a terminal, until the new engines are ready. A stopped shard is started.
+The wish holds over a reload and a restart of llmgw, until the next one or a reboot.
+Exit code: 0 done, 1 failed, 4 no such shard, 5 no llmgw, 6 time is up.
+"""
+configure = wishes.configure
+
+
+def run(args: argparse.Namespace) -> int:
+    return wishes.run(args, "restart")

@@ -120,9 +120,7 @@ def test_every_option_that_llmgw_must_decide_is_owned(kind: EngineKind) -> None:
             assert hard <= set(profile(kind).owned)
 
 
-@pytest.mark.parametrize(
-    "option", ["tensor_parallel_size", "--tensor-parallel-size", "-tp", "--tensor-parallel-size=4"]
-)
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "-tp", "--tensor-parallel-size=4"])
 def test_an_owned_option_is_recognised_however_it_is_written(option: str) -> None:
     assert owning_key(EngineKind.VLLM, option) == "tensor_parallel"
 
@@ -210,7 +208,7 @@ def test_a_unix_socket_is_refused_where_the_engine_has_none() -> None:
 
 def test_a_vllm_too_old_for_unix_sockets_is_refused_instead_of_started_on_a_port() -> None:
     plan = make_plan(EngineKind.VLLM, plan={"endpoint": UnixEndpoint("/run/x.sock"), "engine_version": "0.6.1"})
-    with pytest.raises(ConfigError, match="--uds is known since vllm 0.10"):
+    with pytest.raises(ConfigError, match=r"--uds is known since vllm 0\.10"):
         build_command(plan)
 
 
@@ -247,7 +245,7 @@ def test_llama_server_gets_no_model_option_when_args_name_another_source() -> No
         (EngineKind.VLLM, 'INFO:     127.0.0.1:40122 - "GET /v1/models HTTP/1.1" 401 Unauthorized'),
         (
             EngineKind.SGLANG,
-            '[2026-11-30 10:00:00] INFO:     127.0.0.1:5 - "GET /ready HTTP/1.1" 503 Service Unavailable',
+            '[2026-11-30 10:00:00] INFO:     127.0.0.1:5 - "GET /ready HTTP/1.1" 503 Busy',
         ),
         (EngineKind.SGLANG, 'INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK'),
     ],

@@ -39,7 +39,7 @@ def test_values_of_args_are_written_as_each_engine_reads_them(kind: EngineKind, 
 
 @pytest.mark.parametrize("kind", [L, C])
 def test_a_table_is_refused_where_the_engine_reads_no_json(kind: EngineKind) -> None:
-    with pytest.raises(ValueError, match="a-b: .* takes no table"):
+    with pytest.raises(ValueError, match=r"a-b: .* takes no table"):
         render_args(profile(kind), {"a_b": {"x": 1}}, lambda text: text)
 
 

@@ -45,6 +45,11 @@ _PHASE_LINES = (
     (re.compile(r"Graph capturing|Capture cuda graph begin"), "graphs", False),
     (re.compile(r"init engine .{0,80}took|warming up the model|n_slots ="), "warm-up", False),
 )
+_MARKS = (
+    "%", "Fetching", "Downloading", "downloading", "weight", "load", "took", "compile", "Compiling", "KV", "Graph",
+    "graph", "max_total_num_tokens", "warming", "n_slots", "Init ", "startup", "fired up", "listening",
+)  # fmt: skip
+"""Pieces of which every line of interest has at least one: a cheap test first, because engines can print a lot."""
 _SIGNS: Mapping[EngineKind, re.Pattern[str]] = {
     EngineKind.VLLM: re.compile(r"Starting to load model"),
     EngineKind.SGLANG: re.compile(r"Init parallel begin|Init torch distributed begin|Load weight begin"),
@@ -90,9 +95,10 @@ class ProgressReader:
         """Read one line, or several with `\\r` or `\\n` between them. New counters, percentages and phases come
         back as events; a changed estimate alone does not."""
         events: list[LoadingSeen | ProgressSeen] = []
-        for line in re.split(r"[\r\n]+", text):
-            if line.strip():
-                self._read(_ANSI.sub("", line[:LINE_LOOKED_AT]), events)
+        for line in re.split(r"[\r\n]+", text) if "\r" in text or "\n" in text else (text,):
+            seen = line[:LINE_LOOKED_AT]
+            if any(mark in seen for mark in _MARKS):
+                self._read(_ANSI.sub("", seen) if "\x1b" in seen else seen, events)
         return tuple(events)
 
     def _read(self, line: str, events: list[LoadingSeen | ProgressSeen]) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from llmgw.domain.shard import EngineKind
 from llmgw.domain.status import LoadingSeen, Progress, ProgressSeen
-from llmgw.engines.progress import PHASES, WORKERS_KEPT, ProgressReader
+from llmgw.engines.progress import _MARKS, _PHASE_LINES, _READY, _SIGNS, PHASES, WORKERS_KEPT, ProgressReader
 
 V, S, L, C = EngineKind.VLLM, EngineKind.SGLANG, EngineKind.LLAMACPP, EngineKind.COMMAND
 
@@ -115,6 +115,12 @@ def test_unchanged_progress_and_a_new_estimate_alone_are_no_news() -> None:
     assert reader.feed(shards(1, 4)) == ()
     assert reader.feed(shards(1, 4, left="00:09")) == ()
     assert len(reader.feed(shards(2, 4))) == 1
+
+
+def test_an_unmarked_line_costs_nothing_but_no_known_line_is_unmarked() -> None:
+    patterns = [pattern for pattern, *_ in _PHASE_LINES] + [*_SIGNS.values(), *_READY.values()]
+    alternatives = [word for pattern in patterns for word in pattern.pattern.split("|")]
+    assert not [word for word in alternatives if not any(mark in word for mark in _MARKS)]
 
 
 def test_pieces_of_one_write_are_read_in_order() -> None:

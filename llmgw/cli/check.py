@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         import json
 
-        errors = [problem.as_json() for problem in problems]
+        # Errors first: who reads one only, such as an upgrade, wants the reason of the refusal.
+        errors = [problem.as_json() for problem in sorted(problems, key=lambda problem: not problem.is_error)]
         print(json.dumps({"api": 1, "ok": not refused, "config": verdict.path, "errors": errors}))
         return CONFIG if refused else DONE
     if problems:

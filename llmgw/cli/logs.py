@@ -28,6 +28,9 @@ examples:
   llmgw logs llama-70b -f
   llmgw logs --all --since 10m
 """
+LINES = 100
+CATCH_UP = 1000
+"""Lines asked for after a lost connection: what was shown already is left out."""
 RECONNECT_FOR = 60.0
 """Seconds that `-f` waits for a llmgw that is being restarted."""
 
@@ -103,37 +106,41 @@ def read_lines(ask: Asker, name: str, args: argparse.Namespace) -> Iterator[Line
     from llmgw.cli.asking import shard_path
     from llmgw.control.client import ClientError
 
-    wanted = [f"tail={100 if args.lines is None and args.since is None else args.lines}"]
-    if args.lines is None and args.since is not None:
-        wanted = []
-    if args.since is not None:
-        wanted.append(f"since={args.since:g}s")
-    last = 0.0
+    query = first_query(ask, name, args)
+    last: float | None = None
     lost_at: float | None = None
     while True:
-        query = "&".join([*(["follow"] if args.follow else []), *wanted])
         try:
-            for line in ask.stream(shard_path(name, f"/logs?{query}")):
-                lost_at = None
+            for line in ask.stream(shard_path(name, f"/logs?follow={args.follow:d}&{query}")):
                 at = line.get("time")
-                if at is not None:
-                    if wanted == [] and at <= last:
-                        continue
-                    last = max(last, at)
+                if lost_at is not None and last is not None and at is not None and at <= last:
+                    continue  # the tail of a llmgw that has come back begins before what was shown
+                lost_at = None
+                last = at or last
                 yield line
         except ClientError:
-            if not args.follow or lost_at is None:
+            if lost_at is None:
                 raise
         if not args.follow:
             return
-        now = time.monotonic()
         if lost_at is None:
-            lost_at = now
+            lost_at = time.monotonic()
+            query = f"tail={CATCH_UP}"
             print("-- llmgw: connection lost, waiting for llmgw to come back", file=sys.stderr)
-        elif now - lost_at > RECONNECT_FOR:
+        elif time.monotonic() - lost_at > RECONNECT_FOR:
             raise CommandError(UNREACHABLE, f"cannot follow the output of {name}: llmgw has gone")
-        wanted = [] if last else wanted
         time.sleep(0.5)
+
+
+def first_query(ask: Asker, name: str, args: argparse.Namespace) -> str:
+    """How far back to begin. The server takes a tail of 0 as everything, -n 0 means nothing old."""
+    if args.lines == 0:
+        shard = next(shard for shard in ask.status()["shards"] if shard["name"] == name)
+        return f"after={shard['log']['lines']}"
+    parts = [] if args.since is None else [f"since={args.since:g}s"]
+    if args.lines is not None or args.since is None:
+        parts.append(f"tail={args.lines or LINES}")
+    return "&".join(parts)
 
 
 def as_json(line: Line, name: str, *, prefixed: bool, times: bool) -> str:

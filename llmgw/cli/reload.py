@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
     ask = Asker.of(args)
     running = {shard["name"]: shard for shard in ask.status()["shards"]}
-    code, answer = client.request(ask.socket, "POST", "/v1/reload", {"dry_run": args.dry_run}, timeout=PATIENCE)
+    path = "/v1/reload?dry_run=1" if args.dry_run else "/v1/reload"
+    code, answer = client.request(ask.socket, "POST", path, timeout=PATIENCE)
     if code >= 400 and "errors" not in answer:
         raise client.refusal(code, answer)
     if args.json:
@@ -42,15 +43,16 @@ def run(args: argparse.Namespace) -> int:
     if code >= 400:
         print_problems(answer["errors"], args.color)
         raise client.refusal(code, answer)
+    if answer.get("problems"):
+        print_problems(answer["problems"], args.color)
     if not args.quiet:
         sys.stdout.write("\n".join(plan_lines(plan_of(answer), running)) + "\n")
     return DONE
 
 
 def plan_of(answer: dict[str, Any]) -> dict[str, Any]:
-    """The plan inside an answer, or the answer itself."""
-    plan: dict[str, Any] = answer.get("plan") or answer
-    return {"actions": [], **plan}
+    """The plan in an answer."""
+    return {"actions": [], **answer}
 
 
 def print_problems(errors: list[dict[str, Any]], color: str) -> None:

@@ -25,6 +25,6 @@ def run(args: argparse.Namespace) -> int:
     from llmgw.cli.config_file import config_path
 
     path = config_path(args.path or args.config)
-    from llmgw import daemon
+    from llmgw.daemon import run as run_daemon
 
-    return daemon.run(path, node=args.node)
+    return run_daemon(path, node=args.node)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
-from collections.abc import Sequence
-
-from llmgw.systemd import read_timespan
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from llmgw.domain.problem import Problem
-    from llmgw.domain.shard import ShardSpec
 
 UNIT = "llmgw.service"
 PATIENCE = 3.0
 """Seconds for systemctl: it waits for ever on a bus that does not answer."""
+
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|h|d|w|month|y)(?: |$)")
+_SECONDS = {
+    "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "month": 2629800.0,
+    "y": 31557600.0,
+}  # fmt: skip
+"""How systemd writes a span (systemd.time(7)): `2min 30s`."""
+
+
+def timespan(text: str) -> float | None:
+    """Seconds of a span as systemctl prints it; None for `infinity` and what is not one."""
+    parts = _SPAN.findall(text)
+    if not parts or _SPAN.sub("", text).strip():
+        return None
+    return float(sum(float(number) * _SECONDS[unit] for number, unit in parts))
 
 
 def stop_timeout_of(text: str) -> float | None:
@@ -22,7 +31,7 @@ def stop_timeout_of(text: str) -> float | None:
     fields = dict(line.partition("=")[::2] for line in text.splitlines())
     if fields.get("LoadState") != "loaded":
         return None
-    return read_timespan(fields.get("TimeoutStopUSec", ""))
+    return timespan(fields.get("TimeoutStopUSec", ""))
 
 
 def ask_systemd(unit: str = UNIT) -> float | None:
@@ -35,24 +44,3 @@ def ask_systemd(unit: str = UNIT) -> float | None:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return stop_timeout_of(done.stdout) if done.returncode == 0 else None
-
-
-def too_short(specs: Sequence[ShardSpec], stop_timeout: float | None, unit: str = UNIT) -> Problem | None:
-    """A warning where the unit gives less than the longest stop of any shard."""
-    from llmgw.domain.problem import Problem, Where
-
-    slowest = max(specs, key=lambda spec: spec.limits.longest_stop, default=None)
-    if slowest is None or stop_timeout is None or stop_timeout > slowest.limits.longest_stop:
-        return None
-    longest = slowest.limits.longest_stop
-    return Problem(
-        code="unit-stop-timeout",
-        message=(
-            f"TimeoutStopSec={stop_timeout:g} is not longer than the longest stop, {longest:g}s of shard "
-            f'"{slowest.name}" (drain_timeout + stop_timeout + 10s + gpu_release_timeout)'
-        ),
-        hint=f"systemd would kill llmgw in the middle of it; set TimeoutStopSec={longest + 30:.0f} in a drop-in "
-        f"(systemctl edit {unit})",
-        where=Where(f"unit {unit}"),
-        severity="warning",
-    )

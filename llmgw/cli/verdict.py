@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -11,6 +11,11 @@ from llmgw.domain.problem import Problem
 
 if TYPE_CHECKING:
     from llmgw.config.model import Config
+    from llmgw.domain.hardware import Inventory
+    from llmgw.domain.host import PortHolder
+
+INVENTORY_MAX = 16 << 20
+"""Bytes of a saved inventory that are read."""
 
 
 @frozen
@@ -23,17 +28,76 @@ class Verdict:
 
 
 def examine(path: str, *, node: str | None, offline: bool, inventory: str | None) -> Verdict:
-    """Read the file and, unless `offline`, look at the machine. Raises CommandError for an unreadable inventory."""
-    from llmgw.cli.unit import ask_systemd, too_short
-    from llmgw.config.load import load
+    """Read the file and, unless `offline`, look at the machine. Raises CommandError for an unusable inventory."""
+    from attrs import evolve
 
+    from llmgw.cli.unit import UNIT, ask_systemd
+    from llmgw.config.load import load
+    from llmgw.preflight.needs import needs
+    from llmgw.preflight.rules import preflight
+    from llmgw.preflight.stop_time import stop_timeout_problem
+
+    saved = read_inventory(inventory) if inventory else None
     parsed = load(path, node=node, offline=offline)
     problems = list(parsed.problems)
-    if parsed.config is not None and not offline:
-        late = too_short(parsed.config.shards, ask_systemd())
+    if not offline:
+        wanted = needs(parsed.specs)
+        facts = evolve(parsed.facts, port_holders=holders_of(wanted.ports))
+        if wanted.inventory:
+            facts = evolve(facts, inventory=saved or look_at_gpus())
+        problems += preflight(parsed.specs, facts)
+        late = stop_timeout_problem(UNIT, ask_systemd(), parsed.specs)
         if late is not None:
             problems.append(late)
-    return Verdict(path=path, config=parsed.config, problems=tuple(problems), sources=parsed.sources)
+    return Verdict(path=path, config=parsed.config, problems=in_order(problems), sources=parsed.sources)
+
+
+def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """By file as they were first met, then by line; what belongs to no line comes last."""
+    found = list(problems)
+    files = list(dict.fromkeys(problem.where.file for problem in found if problem.where is not None))
+
+    def place(problem: Problem) -> tuple[bool, int, int, int]:
+        where = problem.where
+        if where is None or where.line is None:
+            return (True, 0, 0, 0)
+        return (False, files.index(where.file), where.line, where.column or 0)
+
+    return tuple(sorted(found, key=place))
+
+
+def holders_of(ports: Collection[int]) -> Mapping[int, PortHolder]:
+    from llmgw.supervisor.listeners import port_holders
+
+    return port_holders(ports)
+
+
+def look_at_gpus() -> Inventory:
+    import trio
+
+    from llmgw.cli import inventory
+
+    return trio.run(inventory.look_at_gpus)
+
+
+def read_inventory(path: str) -> Inventory:
+    """What `llmgw inventory --json` printed. Raises CommandError."""
+    import json
+
+    import cattrs
+
+    from llmgw.cli.errors import FAILED, CommandError
+    from llmgw.domain.hardware import Inventory
+
+    try:
+        with open(path, "rb") as file:
+            return cattrs.structure(json.loads(file.read(INVENTORY_MAX)), Inventory)
+    except OSError as error:
+        raise CommandError(FAILED, f"cannot read {path}: {error.strerror}") from error
+    except Exception as error:  # cattrs raises groups of whatever the values raised
+        raise CommandError(
+            FAILED, f"cannot use {path}: it is no inventory", "make one with: llmgw inventory --json > FILE"
+        ) from error
 
 
 def read_or_refuse(path: str, *, node: str | None, offline: bool, color: str) -> Config:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from llmgw.cli import status_view as view
 from llmgw.cli import wishes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
 USAGE = "llmgw wait (SHARD ... | --all) [--for ready|stopped] [--timeout TIME]"
 DETAILS = """\
@@ -27,8 +29,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from llmgw.cli.asking import Asker
+    from llmgw.cli.screen import look
+    from llmgw.cli.watching import Follower
 
     ask = Asker.of(args)
-    judge = wishes.for_ready if args.goal == "ready" else wishes.for_stopped
     names = wishes.targets(ask, args)
-    return wishes.follow(ask, names, judge, told=None, timeout=args.timeout, quiet=args.quiet, color=args.color)
+
+    def ask_status() -> dict[str, Any]:
+        answer = ask.status()
+        return as_operation(args.goal, view.chosen(answer, names)[0])
+
+    return wishes.follow([ask_status], args.timeout, Follower(look(args.color), quiet=args.quiet))
+
+
+def as_operation(goal: str, shards: list[Any]) -> dict[str, Any]:
+    """How the wait stands, in the form of an operation that began long ago."""
+    verb = "start" if goal == "ready" else "stop"
+    states = [standing(goal, shard) for shard in shards]
+    state = "failed" if "failed" in states else "running" if "running" in states else "done"
+    return {"verb": verb, "at": 0.0, "state": state, "shards": shards}
+
+
+def standing(goal: str, shard: dict[str, Any]) -> str:
+    state = shard["state"]
+    if goal == "ready":
+        given_up = state == "failed" and shard["next_attempt"] is None and shard["reason"] is not None
+        return "done" if state == "ready" else "failed" if given_up else "running"
+    gone = state in ("stopped", "pending") or (state == "failed" and shard["next_attempt"] is None)
+    return "done" if gone else "running"

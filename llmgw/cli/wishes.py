@@ -6,9 +6,9 @@ import sys
 import time
 
 from llmgw.cli import status_view as view
-from llmgw.cli.errors import DONE, FAILED, TIME_IS_UP, CommandError
+from llmgw.cli.errors import DONE, FAILED, TIME_IS_UP, CommandError, error_text
 from llmgw.cli.errors import USAGE as WRONG_LINE
-from llmgw.cli.words import counted, duration, gpu_ranges, seconds_of
+from llmgw.cli.words import duration, gpu_ranges, seconds_of
 from llmgw.domain.display import neutralise
 
 TYPE_CHECKING = False
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from llmgw.cli.asking import Asker
+    from llmgw.cli.watching import Follower
 
     Shard = Mapping[str, Any]
-    Judge = Callable[[Shard, float], "str | None"]
+    Look = Callable[[], "dict[str, Any]"]
 
 LOOK_INTERVAL = 0.2
 """Seconds between two looks: short beside any start or stop, and cheap for the daemon."""
-LIVE = ("starting", "loading", "ready", "draining")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,28 +52,28 @@ def span(text: str) -> float:
 
 def run(args: argparse.Namespace, verb: str) -> int:
     """Ask for `verb` of the chosen shards and, where wanted, wait for its end."""
+    import json
+    from functools import partial
+
     from llmgw.cli.asking import Asker, shard_path
     from llmgw.cli.screen import look
+    from llmgw.cli.watching import Follower
 
     ask = Asker.of(args)
     names = targets(ask, args)
-    for name in names:
-        ask.post(shard_path(name, f"/{verb}"))
+    operations = [ask.post(shard_path(name, f"/{verb}"))["operation"] for name in names]
     screen = look(args.color)
     waiting = args.wait if args.wait is not None else screen.terminal or args.timeout is not None
-    if not waiting:
-        if args.json:
-            print_json(ask, names)
-        elif not args.quiet:
-            for name in names:
-                print(f"{name}: {verb} is asked for")
-        return DONE
-    told = wished(ask, names)
-    code = follow(
-        ask, names, JUDGES[verb], told=told, timeout=args.timeout, quiet=args.quiet or args.json, color=args.color
-    )
+    code = DONE
+    if waiting:
+        look_at = [partial(ask.get, f"/v1/operations/{operation}") for operation in operations]
+        code = follow(look_at, args.timeout, Follower(screen, quiet=args.quiet or args.json))
+    elif not args.json and not args.quiet:
+        for name in names:
+            print(f"{name}: {verb} is asked for")
     if args.json:
-        print_json(ask, names)
+        answer = ask.status()
+        print(json.dumps({"api": answer["api"], "shards": view.chosen(answer, names)[0]}))
     return code
 
 
@@ -90,154 +90,92 @@ def targets(ask: Asker, args: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(args.shards))
 
 
-def wished(ask: Asker, names: Sequence[str]) -> dict[str, float]:
-    """Instance -> when its present wish was made: ours, since it has just been accepted."""
-    return {shard["name"]: shard["intent"]["at"] for shard in view.chosen(ask.status(), names)[0]}
+def follow(looks: Sequence[Look], timeout: float | None, follower: Follower) -> int:
+    """Look again and again until no question is open. 0 done, 1 some cannot get there; raises CommandError (6) when
+    time is up. Each look gives the form of `/v1/operations/{id}`: what is wished, how it stands, the shards.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    failed: list[dict[str, Any]] = []
+    open_looks = list(looks)
+    told: set[str] = set()
+    with follower:
+        while True:
+            running = []
+            waiting: list[Shard] = []
+            for look in open_looks:
+                operation = look()
+                verb, since = operation["verb"], operation["at"]
+                for shard in operation["shards"]:
+                    text = outcome(verb, shard, since) if operation["state"] != "failed" else None
+                    if text is None:
+                        waiting.append(shard)
+                    elif shard["name"] not in told:
+                        told.add(shard["name"])
+                        follower.say(neutralise(f"{shard['name']}: {text}"))
+                if operation["state"] == "running":
+                    running.append(look)
+                elif operation["state"] == "failed":
+                    failed.append(operation)
+            open_looks = running
+            if not running:
+                break
+            follower.show(waiting, time.time())
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CommandError(TIME_IS_UP, *out_of_time(waiting, timeout or 0))
+            time.sleep(LOOK_INTERVAL)
+    for operation in failed:
+        report(operation)
+    return FAILED if failed else DONE
 
 
-def print_json(ask: Asker, names: Sequence[str]) -> None:
-    import json
-
-    answer = ask.status()
-    print(json.dumps({"api": answer["api"], "shards": view.chosen(answer, names)[0]}))
-
-
-class Done(Exception):
-    """What was waited for cannot happen any more; the text says why."""
-
-
-def for_ready(shard: Shard, asked: float) -> str | None:
-    """How it ended when it is ready, None while that may still come; raises Done when it cannot."""
-    if shard["state"] == "ready":
+def outcome(verb: str, shard: Shard, asked: float) -> str | None:
+    """How it ended, for people; None while the shard is not where it should be."""
+    state, since = shard["state"], shard["since"]
+    if verb in ("start", "restart") and state == "ready":
+        if since < asked:
+            return None if verb == "restart" else "is ready already"
         load = shard.get("load_seconds")
-        return f"ready after {duration(load)}" if load and shard["since"] >= asked else "ready"
-    if shard["state"] == "failed" and shard.get("next_attempt") is None and shard["since"] >= asked:
-        raise Done(told_reason(shard))
+        return f"ready after {duration(load)}" if load else "ready"
+    if verb == "stop" and state in ("stopped", "pending"):
+        return stopped_text(shard)
+    if verb == "stop" and state == "failed" and shard.get("next_attempt") is None:
+        return "not running (it has failed)"
+    if verb == "drain" and state == "draining" and not (shard.get("activity") or {}).get("running"):
+        return "drained; it stays loaded until llmgw start or llmgw stop"
+    if verb == "drain" and state in ("stopped", "pending"):
+        return f"not loaded ({state})"
     return None
 
 
-def for_restarted(shard: Shard, asked: float) -> str | None:
-    """As for_ready, but an engine that was launched before the wish does not count."""
-    if shard["state"] == "ready" and (shard.get("launched_at") or 0) < asked:
-        return None
-    return for_ready(shard, asked)
-
-
-def for_stopped(shard: Shard, asked: float) -> str | None:
-    if shard["state"] in LIVE:
-        return None
-    if shard["state"] == "failed":
-        if shard.get("next_attempt") is not None:
-            return None
-        return "not running (it had failed)"
-    detail = shard.get("detail")
-    text = f"stopped ({detail})" if detail and shard["since"] >= asked else "stopped"
-    gpus = shard.get("gpus") or ()
+def stopped_text(shard: Shard) -> str:
+    text = f"stopped ({shard['detail']})" if shard.get("detail") else "stopped"
     held = next((c["text"] for c in shard.get("conditions") or () if c["kind"] == "gpu-held"), None)
     if held:
         return f"{text}; {held}"
+    gpus = shard.get("gpus") or ()
     return f"{text}; GPU {gpu_ranges(gpus)} free" if gpus else text
 
 
-def for_drained(shard: Shard, asked: float) -> str | None:
-    if shard["state"] not in LIVE:
-        return f"not loaded ({shard['state']})"
-    running = (shard.get("activity") or {}).get("running")
-    if shard["state"] != "draining" or running:
-        return None
-    return "drained; it stays loaded until llmgw start or llmgw stop"
+def out_of_time(waiting: Sequence[Shard], timeout: float) -> tuple[str, str]:
+    states = ", ".join(f"{shard['name']} is {shard['state']}" for shard in waiting)
+    return f"cannot wait longer than {duration(timeout)}: {states}", "llmgw goes on with it; see: llmgw status"
 
 
-JUDGES: Mapping[str, Judge] = {
-    "start": for_ready,
-    "restart": for_restarted,
-    "stop": for_stopped,
-    "drain": for_drained,
-}
-
-
-def same_wish(shard: Shard, asked: float) -> None:
-    """Raises Done when somebody has wished something else since."""
-    intent = shard["intent"]
-    if intent["at"] > asked:
-        raise Done(f"another wish came in between: {intent['wish']} by {intent['by']}")
-
-
-def told_reason(shard: Shard) -> str:
-    reason = shard.get("reason") or {}
-    return reason.get("cause") or shard.get("detail") or "failed"
-
-
-def follow(
-    ask: Asker,
-    names: Sequence[str],
-    judge: Judge,
-    *,
-    told: Mapping[str, float] | None,
-    timeout: float | None,
-    quiet: bool,
-    color: str,
-) -> int:
-    """Look until `judge` has an answer for every shard. 0 done, 1 some cannot get there, 6 time is up.
-
-    `told` holds when each instance got the wish that is waited for; a later one of somebody else ends the wait.
-    """
-    from llmgw.cli.screen import look
-    from llmgw.cli.watching import Follower
-
-    deadline = None if timeout is None else time.monotonic() + timeout
-    ended: dict[str, str] = {}
-    broken: dict[str, tuple[str, Shard]] = {}
-    with Follower(look(color), quiet=quiet) as follower:
-        while True:
-            answer = ask.status()
-            shards = view.chosen(answer, names)[0]
-            open_ones = []
-            for shard in shards:
-                if shard["name"] in ended or shard["name"] in broken:
-                    continue
-                asked = 0.0 if told is None else told.get(shard["name"], 0.0)
-                try:
-                    if told is not None:
-                        same_wish(shard, asked)
-                    text = judge(shard, asked)
-                except Done as reason:
-                    broken[shard["name"]] = (str(reason), shard)
-                    continue
-                if text is None:
-                    open_ones.append(shard)
-                    continue
-                ended[shard["name"]] = text
-                follower.say(neutralise(f"{shard['name']}: {text}"))
-            if not open_ones:
-                break
-            follower.show(open_ones, answer["now"])
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-            time.sleep(LOOK_INTERVAL)
-    report(broken)
-    if broken:
-        return FAILED
-    if open_ones:
-        states = ", ".join(f"{shard['name']} is {shard['state']}" for shard in open_ones)
-        raise CommandError(
-            TIME_IS_UP,
-            f"cannot wait longer for {counted(len(open_ones), 'shard')}: time is up after "
-            f"{duration(timeout or 0)} ({states})",
-            "llmgw goes on with it; see: llmgw status",
-        )
-    return DONE
-
-
-def report(broken: Mapping[str, tuple[str, Shard]]) -> None:
+def report(operation: dict[str, Any]) -> None:
     """What went wrong, with proof and remedy, on stderr."""
-    from llmgw.cli.errors import error_text
-
-    for name, (why, shard) in broken.items():
+    verb = operation["verb"]
+    for shard in operation["shards"]:
+        if shard["state"] != "failed" and outcome(verb, shard, operation["at"]) is not None:
+            continue
         reason = shard.get("reason") or {}
+        intent = shard["intent"]
+        if shard["state"] == "failed":
+            why = reason.get("cause") or shard.get("detail") or "it has failed"
+        else:
+            why = f"{intent['wish']} was wished by {intent['by']} in the meantime"
         hints = [f"| {line}" for line in (reason.get("evidence") or ())[: view.EVIDENCE_LINES]]
         if reason.get("remedy"):
             hints.append(reason["remedy"])
-        hints.append(f"see: llmgw logs {name}")
-        text = error_text(f"{name}: {why}", "\n".join(neutralise(hint) for hint in hints))
+        hints.append(f"see: llmgw logs {shard['name']}")
+        text = error_text(f"cannot {verb} {shard['name']}: {neutralise(why)}", "\n".join(map(neutralise, hints)))
         print(text, file=sys.stderr)

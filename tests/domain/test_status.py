@@ -1,0 +1,169 @@
+"""The state machine: every pair of state and event is either in the table or refused."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.domain.problem import Reason
+from llmgw.domain.shard import ShardId
+from llmgw.domain.status import (
+    EVENT_TYPES,
+    LIVE,
+    TERMINAL,
+    TRANSITIONS,
+    Activity,
+    ActivitySeen,
+    Adopted,
+    ConditionCleared,
+    ConditionKind,
+    ConditionSet,
+    DrainBegan,
+    DrainEnded,
+    Event,
+    Failed,
+    GaveUp,
+    IllegalTransition,
+    Launched,
+    LoadingSeen,
+    Noticed,
+    Progress,
+    ProgressSeen,
+    ReadyConfirmed,
+    Requeued,
+    Retitled,
+    RetryScheduled,
+    ShardState,
+    ShardStatus,
+    Steadied,
+    StopBegan,
+    Stopped,
+    advance,
+    describe,
+)
+
+REASON = Reason("D1", "GPU memory ran out", "use more GPUs", ("torch.OutOfMemoryError",))
+SAMPLES: dict[type, Event] = {
+    Launched: Launched(10, 10, 1, "127.0.0.1:8101", "hash"),
+    Adopted: Adopted(10, 10, 1, "127.0.0.1:8101", "hash", (), 5.0),
+    LoadingSeen: LoadingSeen("process VLLM::EngineCor"),
+    ProgressSeen: ProgressSeen(Progress("weights", 0.5, 1, 2, 3.0)),
+    ReadyConfirmed: ReadyConfirmed(),
+    DrainBegan: DrainBegan("ada"),
+    DrainEnded: DrainEnded(),
+    StopBegan: StopBegan("stop wished by ada"),
+    Stopped: Stopped("SIGTERM, 0.1 s"),
+    Failed: Failed(REASON),
+    RetryScheduled: RetryScheduled(100.0, 1, 5),
+    GaveUp: GaveUp("will not restart"),
+    Requeued: Requeued(),
+    Steadied: Steadied(),
+    ConditionSet: ConditionSet(ConditionKind.UNHEALTHY, "health answers 503"),
+    ConditionCleared: ConditionCleared(ConditionKind.UNHEALTHY),
+    Noticed: Noticed("not listening yet"),
+    ActivitySeen: ActivitySeen(Activity(1, 0, 5.0)),
+    Retitled: Retitled("a/0", "m", "vllm"),
+}
+
+
+def fresh(state: ShardState = ShardState.PENDING) -> ShardStatus:
+    return ShardStatus(ShardId("a"), "a", "m", "vllm", state, since=1.0)
+
+
+def walk(*events: Event, start: ShardStatus | None = None) -> ShardStatus:
+    status = start or fresh()
+    for step, event in enumerate(events):
+        status = advance(status, event, 10.0 + step)
+    return status
+
+
+def test_there_is_a_sample_for_every_event() -> None:
+    assert set(SAMPLES) == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize("state", ShardState)
+@pytest.mark.parametrize("event", EVENT_TYPES)
+def test_every_pair_is_in_the_table_or_refused(state: ShardState, event: type) -> None:
+    before = fresh(state)
+    wanted = TRANSITIONS.get((state, event))
+    if wanted is None:
+        with pytest.raises(IllegalTransition, match=f"{event.__name__} while {state}"):
+            advance(before, SAMPLES[event], 2.0)
+    else:
+        after = advance(before, SAMPLES[event], 2.0)
+        assert after.state is wanted
+        assert after.since == (1.0 if wanted is state else 2.0)
+        assert describe(before, SAMPLES[event], after)
+
+
+def test_live_and_terminal_states_do_not_overlap_and_leave_only_pending() -> None:
+    assert not LIVE & TERMINAL
+    assert set(ShardState) - LIVE - TERMINAL == {ShardState.PENDING}
+
+
+def test_a_failure_forgets_what_only_a_living_engine_has() -> None:
+    status = walk(
+        SAMPLES[Launched], SAMPLES[LoadingSeen], SAMPLES[ProgressSeen], SAMPLES[ConditionSet], SAMPLES[Failed]
+    )
+    assert (status.pid, status.progress, status.conditions) == (None, None, ())
+    assert status.reason == REASON and status.failures == 1
+
+
+def test_a_refused_launch_is_no_failure_in_a_row() -> None:
+    assert walk(Failed(REASON, counted=False)).failures == 0
+
+
+def test_failures_in_a_row_are_forgotten_by_a_stop_and_by_being_stable() -> None:
+    twice = walk(Failed(REASON), Failed(REASON))
+    assert twice.failures == 2
+    assert walk(Stopped("by ada"), start=twice).failures == 0
+    steady = walk(SAMPLES[Launched], SAMPLES[ReadyConfirmed], Steadied(), start=twice)
+    assert (steady.failures, steady.restarts) == (0, 1)
+
+
+def test_a_held_gpu_is_remembered_over_the_end_of_its_engine() -> None:
+    held = ConditionSet(ConditionKind.GPU_HELD, "GPU 0: 41000 MiB used")
+    status = walk(SAMPLES[Launched], held, SAMPLES[Failed])
+    assert status.condition(ConditionKind.GPU_HELD) is not None
+
+
+def test_the_load_time_of_an_adopted_engine_is_not_invented() -> None:
+    known = evolve(fresh(), load_seconds=99.0)
+    assert walk(SAMPLES[Adopted], ReadyConfirmed(), start=known).load_seconds == 99.0
+    assert walk(SAMPLES[Launched], ReadyConfirmed(), start=known).load_seconds == 1.0
+
+
+def test_an_adopted_engine_says_so_until_it_is_launched_anew() -> None:
+    adopted = walk(SAMPLES[Adopted])
+    assert adopted.adopted and adopted.condition(ConditionKind.ADOPTED)
+    again = walk(SAMPLES[StopBegan], SAMPLES[Stopped], SAMPLES[Launched], start=adopted)
+    assert not again.adopted and again.condition(ConditionKind.ADOPTED) is None
+
+
+def test_only_a_healthy_ready_shard_is_routable() -> None:
+    ready = walk(SAMPLES[Launched], ReadyConfirmed())
+    assert ready.routable
+    assert not walk(SAMPLES[ConditionSet], start=ready).routable
+    assert walk(SAMPLES[ConditionSet], SAMPLES[ConditionCleared], start=ready).routable
+    assert not walk(DrainBegan("ada"), start=ready).routable
+
+
+def test_a_condition_that_is_renewed_keeps_its_time() -> None:
+    first = walk(SAMPLES[Launched], ConditionSet(ConditionKind.STALLED, "30 s"))
+    again = advance(first, ConditionSet(ConditionKind.STALLED, "60 s"), 99.0)
+    condition = again.condition(ConditionKind.STALLED)
+    assert condition is not None and (condition.text, condition.since) == ("60 s", 11.0)
+
+
+@given(st.lists(st.sampled_from([*SAMPLES.values()])))
+def test_no_sequence_of_events_leads_to_a_living_state_without_a_process(events: list[Event]) -> None:
+    status = fresh()
+    for event in events:
+        try:
+            status = advance(status, event, 5.0)
+        except IllegalTransition:
+            continue
+        assert (status.pid is not None) == status.state.is_live
+        assert status.next_attempt is None or status.state is ShardState.FAILED

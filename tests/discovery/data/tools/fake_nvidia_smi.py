@@ -14,7 +14,6 @@ import pathlib
 import signal
 import sys
 import time
-from xml.sax.saxutils import escape
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -54,7 +53,7 @@ def out(text):
 
 
 def give_up(why):
-    sys.stderr.write("fake_nvidia_smi: %s\n" % why)
+    sys.stderr.write(f"fake_nvidia_smi: {why}\n")
     raise SystemExit(99)
 
 
@@ -77,7 +76,7 @@ def table(fields, rows, fmt, header):
         lines.append(", ".join(header))
     for row in rows:
         cells = []
-        for field, value in zip(fields, row):
+        for field, value in zip(fields, row, strict=False):
             unit = unit_of(field)
             if "nounits" in fmt and unit and value.endswith(" " + unit):
                 value = value[: -len(unit) - 1]
@@ -87,11 +86,11 @@ def table(fields, rows, fmt, header):
 
 
 def titles(fields):
-    return [f + (" [%s]" % unit_of(f) if unit_of(f) else "") for f in fields]
+    return [f + (f" [{unit_of(f)}]" if unit_of(f) else "") for f in fields]
 
 
 def bad_field(name):
-    out('Field "%s" is not a valid field to query.\n\n' % name)
+    out(f'Field "{name}" is not a valid field to query.\n\n')
     raise SystemExit(2)
 
 
@@ -158,57 +157,10 @@ def list_gpus(case):
     errors = case.data.get("row_errors", {})
     text = case.text("list.txt")
     if text is None:
-        text = "".join("GPU %s: %s (UUID: %s)\n" % (g["index"], g["name"], g["uuid"]) for g in case.gpus)
+        text = "".join("GPU {}: {} (UUID: {})\n".format(g["index"], g["name"], g["uuid"]) for g in case.gpus)
     sys.stderr.write(errors.get("stderr", ""))
     out(text)
     raise SystemExit(errors.get("rc", 0))
-
-
-def xml(case):
-    recorded = case.text("query.xml")
-    if recorded is not None:
-        out(recorded)
-        return
-
-    def plain(value):
-        return escape(value[1:-1] if value.startswith("[") else value)
-
-    parts = [
-        '<?xml version="1.0" ?>\n',
-        '<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n',
-        "<nvidia_smi_log>\n",
-        "\t<driver_version>%s</driver_version>\n" % case.data["driver_version"],
-        "\t<cuda_version>%s</cuda_version>\n" % case.data.get("cuda_version", "N/A"),
-        "\t<attached_gpus>%d</attached_gpus>\n" % len(case.gpus),
-    ]
-    for g in case.gpus:
-        get = lambda f: plain(g.get(f, "[N/A]"))
-        parts.append('\t<gpu id="%s">\n' % get("pci.bus_id"))
-        parts.append("\t\t<product_name>%s</product_name>\n" % get("name"))
-        parts.append("\t\t<persistence_mode>%s</persistence_mode>\n" % get("persistence_mode"))
-        parts.append("\t\t<mig_mode><current_mig>%s</current_mig></mig_mode>\n" % get("mig.mode.current"))
-        parts.append("\t\t<uuid>%s</uuid>\n" % get("uuid"))
-        parts.append(
-            "\t\t<fb_memory_usage><total>%s</total><reserved>%s</reserved>"
-            "<used>%s</used><free>%s</free></fb_memory_usage>\n"
-            % (get("memory.total"), get("memory.reserved"), get("memory.used"), get("memory.free"))
-        )
-        parts.append("\t\t<ecc_mode><current_ecc>%s</current_ecc></ecc_mode>\n" % get("ecc.mode.current"))
-        temp = get("temperature.gpu")
-        parts.append(
-            "\t\t<temperature><gpu_temp>%s</gpu_temp></temperature>\n" % (temp + " C" if temp.isdigit() else temp)
-        )
-        parts.append("\t\t<processes>\n")
-        for proc in case.data.get("processes", []):
-            if proc["gpu_uuid"] == g["uuid"]:
-                parts.append(
-                    "\t\t\t<process_info><pid>%s</pid><type>C</type><process_name>%s"
-                    "</process_name><used_memory>%s</used_memory></process_info>\n"
-                    % (proc["pid"], plain(proc["process_name"]), plain(proc["used_gpu_memory"]))
-                )
-        parts.append("\t\t</processes>\n\t</gpu>\n")
-    parts.append("</nvidia_smi_log>\n")
-    out("".join(parts))
 
 
 def main():
@@ -272,8 +224,6 @@ def main():
         )
     elif flags and set(flags) <= {"-L", "--list-gpus"}:
         list_gpus(case)
-    elif {"-q", "-x"} <= set(flags):
-        xml(case)
     elif rest[:1] == ["topo"] and "-m" in flags:
         text = case.text("topo.txt")
         if text is None:
@@ -282,15 +232,15 @@ def main():
     elif flags == ["--version"]:
         v = case.data["driver_version"]
         out(
-            "NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\n"
-            "CUDA Version        : %s\n" % (v, ".".join(v.split(".")[:2]), v, case.data.get("cuda_version", "N/A"))
+            "NVIDIA-SMI version  : {}\nNVML version        : {}\nDRIVER version      : {}\n"
+            "CUDA Version        : {}\n".format(v, ".".join(v.split(".")[:2]), v, case.data.get("cuda_version", "N/A"))
         )
     elif "--help-query-gpu" in flags:
         out('List of valid properties to query for the switch "--query-gpu":\n')
         for field in sorted(case.known):
-            out('\n"%s"\n(description left out)\n' % field)
+            out(f'\n"{field}"\n(description left out)\n')
     else:
-        give_up("no recorded reply for %r" % (args,))
+        give_up(f"no recorded reply for {args!r}")
 
 
 if __name__ == "__main__":

@@ -312,6 +312,8 @@ def check_head(head: h11.Request) -> None:
     # h11 bounds a head only while it is incomplete (measured with 0.16.0): one that comes in one read may be longer.
     if sum(len(name) + len(value) for name, value in head.headers) + len(head.target) > HEAD_MAX:
         raise _Refused(431, "too-large", f"the head has more than {HEAD_MAX} bytes")
+    if head.http_version not in (b"1.0", b"1.1"):
+        raise _Refused(505, "bad-request", "only HTTP/1.0 and HTTP/1.1 are spoken here")
     names = [name for name, _ in head.headers]
     if names.count(b"content-length") > 1 or (b"content-length" in names and b"transfer-encoding" in names):
         raise _Refused(400, "bad-request", "the length of the body is given twice")

@@ -104,7 +104,7 @@ async def served(tmp_path: Path, **options: float) -> AsyncIterator[Served]:
 
 async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - a counter, no event
             await trio.sleep(0.005)
 
 
@@ -175,7 +175,7 @@ async def test_a_client_that_waits_for_100_continue_is_told_to_go_on(tmp_path: P
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", 505),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmgw.domain.problem import ConfigError, Problem, Where
-from llmgw.domain.shard import Command, EngineKind, LaunchPlan, UnixEndpoint
+from llmgw.domain.shard import UNSET, Command, EngineKind, LaunchPlan, UnixEndpoint, Unset
 from llmgw.engines import command, llamacpp, sglang, vllm
 from llmgw.engines.environment import DROPPED_VARIABLES, Environment, merge_env
 from llmgw.engines.options import normal_name, render_args
@@ -103,6 +103,10 @@ class _Builder:
             self._warn("quantization-unused", "quantization", "the file of the weights decides, nothing is passed")
         if not self._words:
             self._problem("bad-command", "command", "the command is empty")
+        for word in (*self._words, *(f"{name}={value}" for name, value in environment.values.items())):
+            if "\0" in word:
+                # The kernel ends every argument and variable at its first NUL.
+                self._problem("bad-argument", "args", "a value has a NUL character, which no program can be given")
         errors = [problem for problem in self._problems if problem.is_error]
         if errors:
             what = f"cannot build the command for {self._plan.name}: {errors[0].message}"
@@ -156,7 +160,7 @@ class _Builder:
         key = profile.key_variable
         if spec.api_key is not None and profile.kind is EngineKind.LLAMACPP and "," in spec.api_key.reveal():
             self._problem("bad-key", "api_key", "llama-server splits its key at commas", "use a key without commas")
-        if key is not None and key in spec.env:
+        if key is not None and not isinstance(spec.env.get(key, UNSET), Unset):
             self._warn(
                 "key-not-probed",
                 f"env.{key}",

@@ -136,4 +136,5 @@ def _add_loopback(plan: LaunchPlan, values: dict[str, str], origins: dict[str, E
         text = ",".join(entries)
         if text != before[name]:
             values[name] = text
-            origins.setdefault(name, "generated")
+            if origins.get(name) in (None, "inherited"):
+                origins[name] = "generated"

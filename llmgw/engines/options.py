@@ -71,28 +71,36 @@ def _render(profile: EngineProfile, name: str, value: ArgValue, substitute: Subs
     if isinstance(value, Mapping):
         if not profile.json_tables:
             raise ValueError(f"{name}: {profile.kind} takes no table; write the value as a string")
-        return [flag, json.dumps(_plain(value, substitute), ensure_ascii=False)]
+        return [flag, _json(name, value, substitute)]
     if isinstance(value, tuple | list):
-        values = [_text(item, substitute) for item in value]
+        values = [_text(name, item, substitute) for item in value]
         if not values:
             raise ValueError(f"{name}: the list is empty; leave the option out")
         if profile.list_style == "once":
             return [flag, *values]
         return [word for item in values for word in (flag, item)]
-    text = _text(value, substitute)
+    text = _text(name, value, substitute)
     if profile.equals_form and text.startswith("-") and not _NUMBER.fullmatch(text):
         return [f"{flag}={text}"]
     return [flag, text]
 
 
-def _text(value: Any, substitute: Substitute) -> str:
+def _text(name: str, value: Any, substitute: Substitute) -> str:
     if isinstance(value, str):
         return substitute(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping | tuple | list):
-        return json.dumps(_plain(value, substitute), ensure_ascii=False)
+        return _json(name, value, substitute)
     return str(value)
+
+
+def _json(name: str, value: Any, substitute: Substitute) -> str:
+    plain = _plain(value, substitute)
+    try:
+        return json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise ValueError(f"{name}: JSON has neither nan nor inf") from None
 
 
 def _plain(value: Any, substitute: Substitute) -> Any:

@@ -47,7 +47,7 @@ _PHASE_LINES = (
 )
 _MARKS = (
     "%", "Fetching", "Downloading", "downloading", "weight", "load", "took", "compile", "Compiling", "KV", "Graph",
-    "graph", "max_total_num_tokens", "warming", "n_slots", "Init ", "startup", "fired up", "listening",
+    "graph", "max_total_num_tokens", "warming", "n_slots", "Init ", "startup", "fired up",
 )  # fmt: skip
 """Pieces of which every line of interest has at least one: a cheap test first, because engines can print a lot."""
 _SIGNS: Mapping[EngineKind, re.Pattern[str]] = {
@@ -58,7 +58,7 @@ _SIGNS: Mapping[EngineKind, re.Pattern[str]] = {
 _READY: Mapping[EngineKind, re.Pattern[str]] = {
     EngineKind.VLLM: re.compile(r"Application startup complete"),
     EngineKind.SGLANG: re.compile(r"The server is fired up and ready to roll"),
-    EngineKind.LLAMACPP: re.compile(r"model loaded|server is listening"),
+    EngineKind.LLAMACPP: re.compile(r"model loaded"),
 }
 """SGLang's uvicorn says "startup complete" seconds before its warm-up ends, so that line counts for vLLM only."""
 

@@ -13,7 +13,8 @@ PROFILE = EngineProfile(
     kind=EngineKind.SGLANG,
     default_command=("sglang", "serve"),
     distribution="sglang",
-    supported_versions="0.5.23 was checked; older ones need `python -m sglang.launch_server` as their command",
+    supported_versions="0.5.23 was checked; older ones may need `python -m sglang.launch_server` as their command, and "
+    'those without `/ready` need `ready_path = "/health"` with `probe_timeout = "25s"`',
     ready_path="/ready",
     deep_health_path="/health",
     term_to="leader",

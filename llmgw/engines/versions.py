@@ -19,7 +19,8 @@ KNOWN_SINCE: Mapping[tuple[EngineKind, str], Version] = {
     (EngineKind.SGLANG, "nccl-port"): (0, 4),
     (EngineKind.SGLANG, "enable-metrics"): (0, 4, 3),
 }
-"""Where unsure the later version stands here: an option too few costs comfort, one too many ends the engine."""
+"""The two first from vLLM's pull requests 36666 and 30011. Where unsure the later version stands here: an option too
+few costs comfort, one too many ends the engine."""
 
 
 def parse_version(text: str | None) -> Version | None:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmgw.domain.problem import ConfigError
 from llmgw.domain.shard import (
@@ -236,6 +239,52 @@ def test_llama_server_gets_no_model_option_when_args_name_another_source() -> No
     argv = build_command(make_plan(EngineKind.LLAMACPP, args={"hf_repo": "ggml-org/x"})).argv
     assert "--model" not in argv
     assert value_after(argv, "--hf-repo") == "ggml-org/x"
+
+
+def test_a_nul_character_is_refused_before_the_kernel_cuts_the_value_off() -> None:
+    for plan in (
+        make_plan(EngineKind.VLLM, args={"a": "x\0y"}),
+        make_plan(EngineKind.VLLM, env={"A": Secret("x\0y")}),
+    ):
+        with pytest.raises(ConfigError, match="NUL character"):
+            build_command(plan)
+
+
+VALUES = st.recursive(
+    st.one_of(st.text(max_size=20), st.booleans(), st.integers(), st.floats(allow_nan=False)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(tuple), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    kind=st.sampled_from(EngineKind),
+    args=st.dictionaries(st.text("abc-_.", min_size=1, max_size=8), VALUES, max_size=4),
+    extra=st.lists(st.text(max_size=20) | st.just("${llmgw.port}"), max_size=3),
+    version=st.none() | st.text(max_size=12),
+    unix=st.booleans(),
+)
+def test_every_plan_gives_a_command_of_texts_or_problems_in_words(
+    kind: EngineKind, args: dict[str, Any], extra: list[str], version: str | None, unix: bool
+) -> None:
+    more = {"endpoint": UnixEndpoint("/run/x.sock")} if unix else {}
+    plan = make_plan(
+        kind, command=("engine",), args=args, extra_args=tuple(extra), plan={"engine_version": version, **more}
+    )
+    refused: ConfigError | None = None
+    try:
+        command = build_command(plan)
+    except ConfigError as error:
+        refused = error
+    if refused is not None:
+        assert refused.problems
+        assert all(problem.message for problem in refused.problems)
+    else:
+        assert command.argv[0] == "engine"
+        assert all(type(word) is str and "\0" not in word for word in command.argv)
+        assert set(command.env) == set(command.origins)
 
 
 @pytest.mark.parametrize(

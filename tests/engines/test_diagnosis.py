@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llmgw.domain.shard import EngineKind
 from llmgw.engines.diagnosis import EVIDENCE_LINES, EVIDENCE_WIDTH, ExitFacts, diagnose, is_error_line
 from llmgw.engines.rules import ENDINGS, RULES
+from llmgw.fake.failures import TABLE
 
 V, S, L, C = EngineKind.VLLM, EngineKind.SGLANG, EngineKind.LLAMACPP, EngineKind.COMMAND
 
@@ -311,6 +312,16 @@ def test_an_adopted_engines_unknown_exit_code_is_said_and_not_invented() -> None
 def test_marks_cover_every_rule_so_that_the_cheap_test_loses_nothing() -> None:
     lost = [line for _, engine, line, _ in SAMPLES if not is_error_line(engine, line)]
     assert not lost
+
+
+@pytest.mark.parametrize("engine", [V, S, L])
+@pytest.mark.parametrize("number", range(1, 35))
+def test_what_the_shipped_fake_prints_is_diagnosed_by_the_rule_it_imitates(engine: EngineKind, number: int) -> None:
+    failure = TABLE[f"d{number}"]
+    lines = failure.lines(engine.value)
+    reason = diagnose(facts(engine, lines, failure.exit_code(engine.value, failure.place)))
+    assert reason.code == f"D{number}"
+    assert any(is_error_line(engine, line) for line in lines)
 
 
 LINES = st.lists(

@@ -43,6 +43,11 @@ def test_a_table_is_refused_where_the_engine_reads_no_json(kind: EngineKind) -> 
         render_args(profile(kind), {"a_b": {"x": 1}}, lambda text: text)
 
 
+def test_a_number_that_json_does_not_have_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="a-b: JSON has neither nan nor inf"):
+        render_args(profile(V), {"a_b": {"x": float("inf")}}, lambda text: text)
+
+
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(ValueError, match="the list is empty"):
         render_args(profile(V), {"a": ()}, lambda text: text)

@@ -135,6 +135,14 @@ def test_sglangs_startup_line_is_no_hint_of_ready_before_its_warm_up_ends() -> N
     assert reader.ready_hint
 
 
+def test_llama_server_listens_before_it_loads_and_that_is_no_hint() -> None:
+    reader = ProgressReader(L)
+    assert reader.feed("0.00.002.832 I srv  main: HTTP server is listening, hostname: 127.0.0.1") == ()
+    assert not reader.ready_hint
+    reader.feed("0.02.300.000 I srv  main: model loaded")
+    assert reader.ready_hint
+
+
 def test_lines_that_mean_nothing_change_nothing() -> None:
     reader = ProgressReader(V)
     assert reader.feed("Avg prompt throughput: 10.0 tokens/s, Running: 1 reqs, usage: 5% of 3/4") == ()

@@ -70,7 +70,7 @@ class Knobs:
     access_log: bool = True
     # log
     noise: bool = True
-    burst_lines_per_second: int = 45
+    burst_lines: int = 45
     flood_lines_per_second: int = 0
     flood_seconds: float | None = None
     long_line: int = 19000
@@ -126,7 +126,7 @@ TABLE: dict[str, tuple[Converter, str]] = {
     "metrics": (_switch, "serve /metrics (where the engine's own flags allow it)"),
     "access-log": (_switch, "write access lines (unless the engine's own flags stop them)"),
     "noise": (_switch, "the lines that look like errors in every start and exit and are none"),
-    "burst-lines-per-second": (int, "peak of the start-up log; 0 leaves the filler lines out"),
+    "burst-lines": (int, "filler lines written at once during the load; 0 leaves them out"),
     "flood-lines-per-second": (int, "write so many lines a second once started, for --fake-flood-seconds or for ever"),
     "flood-seconds": (float, "length of the flood"),
     "long-line": (int, "bytes of the longest line of the start (SGLang's server_args, vLLM has a fifth of it)"),

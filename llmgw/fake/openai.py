@@ -149,6 +149,8 @@ class Completions:
         self.counters = Counters()
         self.on_idle: Callable[[], None] | None = None
         """Called whenever the last request has gone."""
+        self.on_busy: Callable[[], None] | None = None
+        """Called once when the next request begins, then forgotten."""
         self._stepping = False
         self.frozen = False
 
@@ -226,6 +228,9 @@ class Completions:
     def _begin(self, generation: Generation) -> None:
         self.running.append(generation)
         self.counters.prompt_tokens += generation.prompt_tokens
+        busy, self.on_busy = self.on_busy, None
+        if busy is not None:
+            busy()
         if not self._stepping:
             self._stepping = True
             self._loop.call_later(self._knobs.token_interval, self._ask_for_step)

@@ -32,7 +32,6 @@ PATIENCE = 60.0
 CONFIG = """\
 [defaults]
 engine = "llamacpp"
-weights = "/share/tiny.gguf"
 gpus = 0
 drain_timeout = "0s"
 probe_interval = "100ms"
@@ -43,10 +42,12 @@ command = ["/opt/llmgw/bin/llmgw-fake-engine", "llamacpp"]
 [[shard]]
 name = "alpha"
 model = "one"
+weights = "/share/tiny.gguf"
 
 [[shard]]
 name = "beta"
 model = "two"
+weights = "/share/tiny.gguf"
 """
 
 # What the box lacks (a network target, half a machine of default dependencies), and times that suit a test.
@@ -273,7 +274,7 @@ def test_the_status_line_counts_ready_engines(box: Box) -> None:
 
 def test_a_reload_starts_what_is_new_and_keeps_the_rest(box: Box) -> None:
     before = box.both_ready()
-    box.configure(CONFIG + '\n[[shard]]\nname = "gamma"\nmodel = "three"\n')
+    box.configure(CONFIG + '\n[[shard]]\nname = "gamma"\nmodel = "three"\nweights = "/share/tiny.gguf"\n')
     box.systemctl("reload", UNIT)
     box.wait(lambda: len(box.engines()) == 3, "the third engine")
     after = box.engines()
@@ -298,7 +299,7 @@ def test_a_reload_of_a_wrong_file_fails_and_changes_nothing(box: Box) -> None:
 
 def test_sighup_is_a_reload_and_leaves_the_unit_active(box: Box) -> None:
     before = box.both_ready()
-    box.configure(CONFIG + '\n[[shard]]\nname = "hup"\nmodel = "four"\n')
+    box.configure(CONFIG + '\n[[shard]]\nname = "hup"\nmodel = "four"\nweights = "/share/tiny.gguf"\n')
     box.systemctl("kill", "--signal=HUP", "--kill-whom=main", UNIT)
     box.wait(lambda: "hup" in box.engines(), "the engine that the new file asks for")
     box.wait(lambda: box.show("SubState")["SubState"] == "running", "the end of the reload")

@@ -1,6 +1,7 @@
 """The rules, one function each. A rule that lacks a fact says nothing or warns: unknown is not "no" and not "yes".
 
-`RULES` is the one table of them; its codes are what `allow` takes and the anchors in the documentation.
+What the files alone show (two shards with one port, a port in the ephemeral range) is found when they are read.
+`RULES` is the one table of these; its codes are what `allow` takes and the anchors in the documentation.
 """
 
 from __future__ import annotations
@@ -90,34 +91,6 @@ def port_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
             "port",
             f"{spec.port} is held by {holder}",
             'stop that process, choose another port, or write port = "auto"',
-        )
-
-
-def port_twice(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    if not isinstance(spec.port, int):
-        return
-    first = next(other for other in situation.specs if other.port == spec.port)
-    if first.name != spec.name:
-        yield _problem(
-            spec,
-            "port-twice",
-            "port",
-            f'{spec.port} already belongs to shard "{first.name}"',
-            'choose another port, or write port = "auto"',
-        )
-
-
-def port_ephemeral(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    span = situation.facts.ephemeral_ports
-    if isinstance(spec.port, int) and span is not None and span[0] <= spec.port <= span[1]:
-        yield _problem(
-            spec,
-            "port-ephemeral",
-            "port",
-            f"{spec.port} is inside the ephemeral range {span[0]}-{span[1]}; another program's outgoing connection "
-            "may hold it",
-            f"choose a port below {span[0]}",
-            severity="warning",
         )
 
 
@@ -216,21 +189,22 @@ def gpus_not_there(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
 
 
 def gpu_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    """Two shards that mean one card, one by its index and the other by its UUID."""
-    mine = {gpu.index: gpu for gpu in _gpus(spec, situation)}
+    """Two shards that mean one card and write it differently, such as by index and by UUID. The same word in both is
+    found when the files are read, without any GPU."""
+    mine = {pin.label: pin for pin in _pins(spec, situation)}
     for other in situation.specs:
         if other.name == spec.name:
             return
         takes_turns = spec.idle_timeout is not None and other.idle_timeout is not None
         if takes_turns or (spec.share_gpus and other.share_gpus):
             continue
-        for gpu in _gpus(other, situation):
-            if gpu.index in mine:
+        for pin in _pins(other, situation):
+            if pin.label in mine and mine[pin.label].entry != pin.entry:
                 yield _problem(
                     spec,
                     "gpu-taken",
                     "gpus",
-                    f'GPU {gpu.index} already belongs to shard "{other.name}"',
+                    f'GPU {pin.label} already belongs to shard "{other.name}"',
                     "set share_gpus = true and gpu_memory on both if that is meant",
                 )
 
@@ -336,12 +310,16 @@ def _wants_fp8(spec: ShardSpec, situation: Situation) -> bool:
     return config is not None and model_config.has_fp8_weights(config)
 
 
-def _gpus(spec: ShardSpec, situation: Situation) -> tuple[Gpu, ...]:
+def _pins(spec: ShardSpec, situation: Situation) -> tuple[pins.Pin, ...]:
     """The cards that a shard names, as far as they can be looked up."""
     if isinstance(spec.gpus, int):
         return ()
     found = pins.resolve_pins(spec, situation.facts.inventory)
-    return () if isinstance(found, pins.Refused) else tuple(pin.gpu for pin in found if pin.gpu is not None)
+    return () if isinstance(found, pins.Refused) else found
+
+
+def _gpus(spec: ShardSpec, situation: Situation) -> tuple[Gpu, ...]:
+    return tuple(pin.gpu for pin in _pins(spec, situation) if pin.gpu is not None)
 
 
 def _dotted(capability: tuple[int, int] | None) -> str:
@@ -371,8 +349,6 @@ def _problem(
 
 RULES: tuple[Rule, ...] = (
     Rule(("port-taken",), "Another process holds the port.", port_taken),
-    Rule(("port-twice",), "Two shards name one port.", port_twice),
-    Rule(("port-ephemeral",), "The kernel may give the port to an outgoing connection.", port_ephemeral),
     Rule(("program-missing",), "The program of the command cannot be found.", program_missing),
     Rule(("weights-missing",), "The weights are not where they should be.", weights_missing),
     Rule(("workdir-missing",), "The working folder is not there.", workdir_missing),

@@ -70,21 +70,6 @@ def test_a_holder_that_cannot_be_seen_is_still_a_stranger() -> None:
     assert problem.message.endswith("8101 is held by a process that cannot be seen")
 
 
-def test_a_port_in_the_ephemeral_range_is_a_warning() -> None:
-    facts = HostFacts(ephemeral_ports=(32768, 60999))
-    assert codes(preflight((shard(port=40001),), facts)) == [("port-ephemeral", "warning")]
-    assert preflight((shard(port=32767),), facts) == ()
-
-
-def test_two_shards_with_one_port_are_reported_at_the_second() -> None:
-    (problem,) = preflight((shard("a", port=8101), shard("b", port=8101), shard("c", port=8102)), HostFacts())
-    assert problem.message == 'shard "b" port: 8101 already belongs to shard "a"'
-
-
-def test_automatic_ports_are_no_conflict() -> None:
-    assert preflight((shard("a", port="auto"), shard("b", port="auto"), shard("c", port="unix")), HostFacts()) == ()
-
-
 # -- files and programs
 
 
@@ -194,10 +179,13 @@ def test_one_card_by_index_and_by_uuid_belongs_to_two_shards() -> None:
     assert problem.message == 'shard "b" gpus: GPU 3 already belongs to shard "a"'
 
 
-def test_shards_that_share_or_take_turns_may_name_one_gpu() -> None:
-    sharing = (shard("a", gpus=(3,), share_gpus=True), shard("b", gpus=(3,), share_gpus=True))
-    turns = (shard("a", gpus=(3,), idle_timeout=60.0), shard("b", gpus=(3,), idle_timeout=60.0))
-    assert preflight(sharing, node(card(3))) == preflight(turns, node(card(3))) == ()
+def test_the_same_word_for_one_card_was_reported_when_the_files_were_read() -> None:
+    assert preflight((shard("a", gpus=(3,)), shard("b", gpus=(3,))), node(card(3))) == ()
+
+
+@pytest.mark.parametrize("keys", [{"share_gpus": True}, {"idle_timeout": 60.0}])
+def test_shards_that_share_or_take_turns_may_name_one_gpu(keys: dict[str, Any]) -> None:
+    assert preflight((shard("a", gpus=(3,), **keys), shard("b", gpus=("GPU-0003",), **keys)), node(card(3))) == ()
 
 
 @pytest.mark.parametrize("flag", [flag for flag in GpuFlag if flag not in (GpuFlag.MEMORY_IN_USE, GpuFlag.LOST)])
@@ -339,9 +327,9 @@ def test_everything_is_reported_at_once_in_the_order_of_the_shards() -> None:
 
 
 def test_one_shard_is_judged_alone_but_against_all_others() -> None:
-    specs = (shard("a", port=8101), shard("b", port=8101))
-    assert preflight(specs, HostFacts(), only={"a"}) == ()
-    assert codes(preflight(specs, HostFacts(), only={"b"})) == [("port-twice", "error")]
+    specs = (shard("a", gpus=(3,)), shard("b", gpus=("GPU-0003",)))
+    assert preflight(specs, node(card(3)), only={"a"}) == ()
+    assert codes(preflight(specs, node(card(3)), only={"b"})) == [("gpu-taken", "error")]
 
 
 def test_a_failing_nvidia_smi_refuses_pinned_gpus_and_nobody_else() -> None:

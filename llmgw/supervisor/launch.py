@@ -25,11 +25,11 @@ from llmgw.domain.shard import Endpoint, LaunchPlan, Secret, ShardId, ShardSpec,
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
-from llmgw.supervisor.follow import LogFollower
+from llmgw.supervisor.follow import FollowedTail, LogFollower, log_path, write_marker
 from llmgw.supervisor.gpu_release import used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
-from llmgw.supervisor.logtail import LogLine, LogTail
+from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.oom import oom_kills
 from llmgw.supervisor.processes import (
     Cgroup,
@@ -112,9 +112,9 @@ class Host:
     def settings(self) -> SupervisorConfig:
         return self.config.value.supervisor
 
-    def new_tail(self, spec: ShardSpec) -> LogTail:
+    def new_tail(self, spec: ShardSpec) -> FollowedTail:
         settings = self.settings
-        return LogTail(
+        return FollowedTail(
             settings.log_lines,
             TAIL_BYTES,
             settings.log_line_max,
@@ -123,7 +123,7 @@ class Host:
         )
 
     def log_path(self, id_: ShardId) -> str:
-        return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
+        return log_path(self.settings.log_dir, id_)
 
     def several_died(self) -> bool:
         """Enter a death and say whether others died just now."""
@@ -152,7 +152,7 @@ class Ended:
 class Engine:
     """A running engine, as its shard's task sees it."""
 
-    def __init__(self, host: Host, spec: ShardSpec, tail: LogTail, processes: EngineProcesses, record: ShardRecord):
+    def __init__(self, host: Host, spec: ShardSpec, tail: FollowedTail, processes: EngineProcesses, record: ShardRecord):
         self._host = host
         self._spec = spec
         self._tail = tail
@@ -244,7 +244,9 @@ class Engine:
 
     async def follow_output(self, on_lines: Callable[[Sequence[LogLine]], None]) -> None:
         """Bring new output into the tail until cancelled."""
-        await self._host.follower.follow(self._log_path, self._tail, on_lines)
+        await self._host.follower.follow(
+            self._log_path, self._tail, on_lines, from_marker=not self._processes.adopted
+        )
 
     def diagnose(self) -> Reason:
         """Why it exited, from its code, its last lines and what the host knows."""
@@ -337,7 +339,7 @@ class Engine:
             term_to=term_to, stop_timeout=limits.stop_timeout, hurry=host.board.hurry, on_step=on_step
         )
         self._exit_code = (await self._processes.wait_exit()).code if outcome.kind != "unkillable" else None
-        await host.follower.drain(self._log_path, self._tail)
+        await host.follower.drain(self._log_path)
         if outcome.kind == "unkillable":
             left = ", ".join(str(member) for member in outcome.leftover)
             return Ended("SIGKILL without effect", f"{', '.join(self.gpus) or 'nothing'} held by {left}", left)
@@ -393,7 +395,7 @@ def _in_order(files: Collection[ShmFile]) -> tuple[ShmFile, ...]:
 
 @asynccontextmanager
 async def launch(
-    host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail, takeover: Takeover | None = None
+    host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail, takeover: Takeover | None = None
 ) -> AsyncIterator[Engine]:
     """Spawn (or take over) the engine of one instance; see the module's text for what leaving it means.
 
@@ -406,7 +408,6 @@ async def launch(
         if isinstance(takeover.record.endpoint, TcpEndpoint):
             host.ports[id_] = takeover.record.endpoint.port
         engine = Engine(host, spec, tail, takeover.processes, takeover.record)
-        await host.follower.read_back(host.log_path(id_), tail)
     host.engines[id_] = engine
     try:
         yield engine
@@ -418,7 +419,7 @@ async def launch(
         del host.engines[id_]
 
 
-async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail) -> Engine:
+async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) -> Engine:
     endpoint = _choose_endpoint(host, id_, spec)
     problems = errors_of(await host.check(spec, endpoint))
     if problems:
@@ -432,19 +433,18 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail) -> En
         raise LaunchRefused(reason, counted=True) from error
     for warning in command.warnings:
         log.warning("%s: %s", plan.name, warning.message)
-    log_path = host.log_path(id_)
+    output = host.log_path(id_)
     try:
         _make_folders(plan)
+        write_marker(output, f"launch {plan.generation} of {plan.name}: {command.argv[0]}")
     except OSError as error:
         raise LaunchRefused(
-            Reason("no-folder", f"cannot prepare its folders: {error}", "make state_dir writable, or free some space"),
+            Reason("no-folder", f"cannot prepare its folders: {error}", "make state_dir and log_dir writable, or free some space"),
             counted=True,
         ) from error
-    marker = f"launch {plan.generation} of {plan.name}: {command.argv[0]}"
-    host.follower.write_marker(log_path, marker)
     cgroup = Cgroup.create(f"shard-{id_.name}.{id_.replica}.{plan.generation}", host.own_cgroup)
     try:
-        child = spawn_engine(host.children, command, log_path=log_path, cgroup=cgroup)
+        child = spawn_engine(host.children, command, log_path=output, cgroup=cgroup)
     except SpawnFailed as error:
         shutil.rmtree(plan.tmp_dir, ignore_errors=True)
         raise LaunchRefused(Reason(error.code, error.message, error.hint), counted=True) from error
@@ -467,7 +467,7 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: LogTail) -> En
         gpu_memory_before=before,
         api_key=spec.api_key.reveal() if spec.api_key is not None else None,
         tmp_dir=plan.tmp_dir,
-        log_path=log_path,
+        log_path=output,
         engine_version=plan.engine_version,
         launched_at=host.board.now(),
     )

@@ -17,6 +17,7 @@ from llmgw.board import Cell, StatusCell
 from llmgw.domain.problem import Reason
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.domain.status import (
+    QUIET_EVENTS,
     ActivitySeen,
     Adopted,
     ConditionCleared,
@@ -164,7 +165,7 @@ class Shard:
     def report(self, event: Event) -> None:
         before = self._cell.status
         after = self._cell.report(event)
-        if after is not before and not isinstance(event, Noticed | ActivitySeen | ProgressSeen):
+        if after is not before and not isinstance(event, QUIET_EVENTS):
             log.info("%s: %s: %s", after.name, after.state, describe(before, event, after))
 
     async def run(self, takeover: Takeover | None = None) -> None:

@@ -18,6 +18,7 @@ from llmgw.config.diff import Action, ConfigDiff, diff
 from llmgw.config.model import Config
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
+from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import Engine, Host, Takeover, clear_traces
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.records import ShardRecord, WishStore
@@ -80,10 +81,10 @@ class Supervisor:
             self._save_wishes()
             services.cancel_scope.cancel(reason="all shards have ended")
 
-    def tail(self, id_: ShardId) -> Shard | None:
-        """The shard whose log is asked for."""
+    def output(self, id_: ShardId) -> FollowedTail | None:
+        """The output of one instance, over all its launches."""
         member = self._members.get(id_)
-        return member.shard if member is not None else None
+        return member.shard.tail if member is not None else None
 
     # -- from one configuration to the next --------------------------------------------------------------
 

@@ -1,0 +1,431 @@
+"""`llmgw run`: everything put together, in the order in which it starts and ends. The only module that knows every part.
+
+Nested nurseries give the order: signals outermost, then control, notifications and journal, then the engines.
+Control answers until the last engine is gone. A service that breaks takes llmgw down by the rules of a restart: its
+engines live on, and the next llmgw takes them over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+from attrs import evolve
+
+from llmgw import __version__, systemd
+from llmgw.board import Board, Cell, Leaving
+from llmgw.config.load import facts_for, gather_host, load
+from llmgw.config.model import Config
+from llmgw.config.parse import Parsed
+from llmgw.config.render import render_problems
+from llmgw.config.show import show_config
+from llmgw.config.supported import not_served_yet
+from llmgw.control import server as control
+from llmgw.control.api import LogSource, ReloadAnswer
+from llmgw.discovery.inventory_json import inventory_json
+from llmgw.discovery.survey import survey
+from llmgw.domain.hardware import Inventory
+from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
+from llmgw.domain.host import PortHolder
+from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
+from llmgw.preflight.rules import preflight
+from llmgw.supervisor.follow import LogFollower
+from llmgw.supervisor.launch import Host
+from llmgw.supervisor.listeners import port_free, port_holders
+from llmgw.supervisor.locks import Locks
+from llmgw.supervisor.processes import Children
+from llmgw.supervisor.records import LoadTimes, RecordStore, WishStore
+from llmgw.supervisor.supervisor import Supervisor
+from llmgw.supervisor.tools import ToolResult, run_tool
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT = 60.0
+"""Seconds that the new code gets to check the file before an upgrade: imports alone take some on a busy machine."""
+
+INHERITED_SOCKET = "LLMGW_SOCKET_FD"
+"""Carries the control socket over an upgrade, so that no client meets a closed door."""
+
+STRICT = "LLMGW_STRICT"
+"""Set in tests: an illegal transition raises instead of becoming a condition."""
+
+
+def run(path: str, *, node: str | None = None) -> int:
+    """Run until told to end; returns the exit code. Problems of the file go to stderr, exit code 78."""
+    set_up_logging(os.environ)
+    parsed = load(path, node=node, running=True)
+    problems = list(parsed.problems)
+    if parsed.config is not None:
+        problems += not_served_yet(parsed.config)
+    if problems:
+        sys.stderr.write(render_problems(problems, parsed.sources))
+    config = parsed.config
+    if config is None or errors_of(problems):
+        return ConfigError.exit_code
+    try:
+        return _run_owned(config, path, node)
+    except LlmgwError as error:
+        sys.stderr.write(f"error: {error.message}\n" + (f"  {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+
+
+def _run_owned(config: Config, path: str, node: str | None) -> int:
+    settings = config.supervisor
+    for folder, mode in ((settings.state_dir, 0o750), (settings.runtime_dir, 0o755), (settings.log_dir, 0o750)):
+        make_folder(folder, mode)
+    locks = Locks.take((settings.state_dir, settings.runtime_dir), os.environ)
+    try:
+        door = _open_door(config)
+        try:
+            while True:
+                daemon = Daemon(config, path, node, door)
+                code = trio.run(daemon.serve)
+                if not daemon.upgrading:
+                    return code
+                config = daemon.in_force
+                _execute_anew(locks, door)
+        finally:
+            door.close()
+    finally:
+        locks.release()
+
+
+def make_folder(path: str, mode: int) -> None:
+    """Make one of llmgw's own folders. Raises LlmgwError."""
+    try:
+        os.makedirs(path, mode=mode, exist_ok=True)
+    except OSError as error:
+        raise LlmgwError(
+            f"cannot create the folder {path}: {error.strerror}",
+            "run as a user that may write there, or set [supervisor] state_dir, runtime_dir and log_dir",
+        ) from error
+
+
+def _open_door(config: Config) -> control.ControlSocket:
+    """The control socket: kept over an upgrade, given by systemd, or bound anew."""
+    settings = config.supervisor
+    inherited = os.environ.pop(INHERITED_SOCKET, "")
+    if inherited.isdecimal():
+        return control.take_over(int(inherited), settings.socket)
+    passed = systemd.listen_fds(os.environ)
+    if passed:
+        return control.take_over(next(iter(passed.values())), None)
+    door = control.bind(settings.socket, mode=settings.socket_mode, group=settings.socket_group)
+    control.point_clients(settings.runtime_dir, settings.socket)
+    return door
+
+
+def _execute_anew(locks: Locks, door: control.ControlSocket) -> None:
+    """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
+    env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: str(door.fileno())}
+    os.set_inheritable(door.fileno(), True)
+    try:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+    except OSError as error:
+        log.error("cannot go over to the new code: %s; going on with the old one", error)
+        locks.keep()
+        os.set_inheritable(door.fileno(), False)
+
+
+class Daemon:
+    """One run of the event loop: the services, and what the control socket asks of the whole."""
+
+    def __init__(self, config: Config, path: str, node: str | None, door: control.ControlSocket) -> None:
+        self.upgrading = False
+        self.board = Board(strict=STRICT in os.environ)
+        self._path = path
+        self._node = node
+        self._door = door
+        self._started = time.time()
+        self._config = Cell(config)
+        self._config_error: str | None = None
+        self._changing = trio.Lock()
+        """One reload or upgrade at a time."""
+        self._children = Children()
+        self._inventory: Inventory | None = None
+        self._surveying = trio.Lock()
+        self._notifier = systemd.Notifier(os.environ)
+        self._unit = systemd.own_unit(_own_cgroup_text())
+        self._had_terminal = sys.stdin is not None and sys.stdin.isatty()
+        chance = random.SystemRandom()
+        settings = config.supervisor
+        self._host = Host(
+            board=self.board,
+            children=self._children,
+            config=self._config,
+            records=RecordStore(settings.state_dir),
+            load_times=LoadTimes(settings.state_dir),
+            follower=LogFollower(settings.log_dir, file_max=settings.log_file_max, files=settings.log_files),
+            env=dict(os.environ),
+            ask_inventory=self._survey,
+            check=self._check,
+            chance=chance.random,
+            new_run_id=partial(secrets.token_hex, 8),
+        )
+        self._supervisor = Supervisor(self._host, WishStore(settings.state_dir))
+
+    @property
+    def in_force(self) -> Config:
+        return self._config.value
+
+    async def serve(self) -> int:
+        """Start everything, wait for the end, end everything; returns the exit code."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async with trio.open_nursery() as outermost:
+                outermost.start_soon(self._obey_signals, signals)
+                async with trio.open_nursery() as observers:
+                    async with trio.open_nursery() as engines:
+                        await engines.start(self._guard, "supervisor", self._supervisor.run)
+                        await observers.start(self._guard, "control", self._serve_control)
+                        self._start_observers(observers)
+                        self._greet()
+                    observers.cancel_scope.cancel(reason="the last engine is gone")
+                outermost.cancel_scope.cancel(reason="everything has ended")
+        return 0
+
+    def _start_observers(self, nursery: trio.Nursery) -> None:
+        watchdog = systemd.watchdog_interval(os.environ)
+        notify = partial(
+            systemd.serve_notify, self.board, self._notifier, watchdog=watchdog, longest_stop=self._longest_stop
+        )
+        nursery.start_soon(self._guard, "notify", notify)
+        if os.environ.get("INVOCATION_ID"):
+            nursery.start_soon(self._guard, "journal", partial(systemd.serve_journal, self.board))
+
+    async def _guard(
+        self,
+        name: str,
+        service: Callable[..., Awaitable[None]],
+        task_status: trio.TaskStatus[None] | None = None,
+    ) -> None:
+        """A broken service must not take engines with it: it makes llmgw leave them, as a restart would."""
+        try:
+            await (service() if task_status is None else service(task_status=task_status))
+        except Exception:
+            log.exception("the %s service broke; llmgw ends and leaves the engines to the next one", name)
+            if self.board.leaving.value is None:
+                self.board.leaving.set(Leaving(f"the {name} service broke", engines_stay=True))
+            raise
+
+    async def _serve_control(self, task_status: trio.TaskStatus[None]) -> None:
+        await control.serve(self._door, self, task_status=task_status)
+
+    def _greet(self) -> None:
+        count = len(self.board.snapshot.shards)
+        where = self._door.path or "the socket that systemd passed"
+        log.info("llmgw %s: %d shards, control socket %s", __version__, count, where)
+
+    def _longest_stop(self) -> float:
+        return max((spec.limits.longest_stop for spec in self.in_force.shards), default=10.0)
+
+    # -- signals -----------------------------------------------------------------------------------------
+
+    async def _obey_signals(self, signals: Any) -> None:
+        """SIGTERM and SIGINT end llmgw, a second one at once; SIGHUP reads the file again."""
+        async for number in signals:
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP and not (self._had_terminal and _terminal_is_gone()):
+                await self._reload_by_signal()
+            elif self.board.leaving.value is None:
+                await self._leave(name)
+            else:
+                log.warning("%s again: everything is killed at once", name)
+                self.board.hurry.set(True)
+
+    async def _leave(self, name: str) -> None:
+        stays = False
+        if self._unit is not None and name == "SIGTERM" and self.in_force.supervisor.on_stop == "auto":
+            job = await systemd.pending_job(partial(run_tool, self._children), self._unit)
+            stays = job == "restart"
+            if job == "unreadable":
+                log.warning("cannot ask systemd whether this is a stop or a restart: taken as a stop")
+        why = f"{name} ({'restart' if stays else 'stop'})"
+        log.info("%s: %s", name, "the engines stay for the next llmgw" if stays else "stopping the engines")
+        self.board.note(f"llmgw ends: {why}", by=name)
+        self.board.leaving.set(Leaving(why, engines_stay=stays))
+
+    async def _reload_by_signal(self) -> None:
+        answer = await self.reload("SIGHUP", dry_run=False)
+        if answer.plan is None:
+            log.error("SIGHUP: the file is refused, nothing was changed; see llmgw check %s", self._path)
+
+    # -- what shards ask of the host ---------------------------------------------------------------------
+
+    async def _survey(self) -> Inventory:
+        """The GPUs as they are now; one survey at a time, and nothing is started behind one that is stuck."""
+        async with self._surveying:
+            self._inventory = await survey(
+                partial(run_tool, self._children),
+                nvidia_smi=shutil.which("nvidia-smi"),
+                timeout=self.in_force.node.discovery_timeout,
+                now=time.time,
+            )
+            return self._inventory
+
+    async def _check(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
+        """Preflight of one shard right before its launch."""
+        return await trio.to_thread.run_sync(self._preflight, spec, endpoint, abandon_on_cancel=True)
+
+    def _preflight(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
+        holders: Mapping[int, PortHolder] = {}
+        if isinstance(endpoint, TcpEndpoint):
+            # As if the file had said the port that llmgw chose: whoever holds it is in the way all the same.
+            spec = evolve(spec, port=endpoint.port)
+            if port_free(endpoint.host, endpoint.port) is not None:
+                holders = port_holders([endpoint.port]) or {endpoint.port: PortHolder(endpoint.port)}
+        env = self._host.env
+        home = env.get("HOME") or os.path.expanduser("~")
+        host = gather_host(env, home, inventory=self._inventory, port_holders=holders)
+        return preflight([spec], facts_for([spec], host))
+
+    # -- what control asks (control.api.Services) --------------------------------------------------------
+
+    def header(self) -> dict[str, Any]:
+        leaving = self.board.leaving.value
+        return {
+            "llmgw": __version__,
+            "pid": os.getpid(),
+            "node": self.in_force.node.name,
+            "started": self._started,
+            "config": {"path": os.path.abspath(self._path), "error": self._config_error},
+            "hardware": _hardware(self._inventory),
+            "stopping": leaving.why if leaving is not None else None,
+            "warnings": [],
+        }
+
+    def find(self, name: str) -> tuple[ShardId, ...]:
+        return tuple(instance.status.id for instance in self.board.snapshot.named(name))
+
+    def tail(self, id_: ShardId) -> LogSource | None:
+        return self._supervisor.output(id_)
+
+    async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer:
+        """Read the file again. With an error nothing changes, and status says so until the next good reload."""
+        async with self._changing:
+            read = partial(load, self._path, node=self._node, running=True, inventory=self._inventory)
+            parsed: Parsed = await trio.to_thread.run_sync(read)
+            problems = list(parsed.problems)
+            if parsed.config is not None:
+                problems += not_served_yet(parsed.config)
+            if parsed.config is not None and not errors_of(problems):
+                problems += self._preflight_changes(parsed)
+            errors = errors_of(problems)
+            if parsed.config is None or errors:
+                if not dry_run:
+                    self._refuse(by, len(errors))
+                return ReloadAnswer(None, tuple(problems))
+            if dry_run:
+                return ReloadAnswer(self._supervisor.plan(parsed.config).as_json(), tuple(problems))
+            self._config_error = None
+            self.board.note("reload", by=by)
+            changes = self._supervisor.apply(parsed.config, f"reload by {by}")
+            return ReloadAnswer(changes.as_json(), tuple(problems))
+
+    def _preflight_changes(self, parsed: Parsed) -> Sequence[Problem]:
+        """Checks against the machine of what a reload would launch; what runs already has passed them."""
+        assert parsed.config is not None
+        changes = self._supervisor.plan(parsed.config)
+        touched = {action.id.name for action in changes.actions if action.kind in ("start", "replace")}
+        return preflight([spec for spec in parsed.config.shards if spec.name in touched], parsed.facts)
+
+    def _refuse(self, by: str, count: int) -> None:
+        self._config_error = f"{count} error{'s' * (count != 1)} in the file; the last good one is in force"
+        self.board.note(f"reload refused: {self._config_error}", by=by)
+
+    def config(self) -> dict[str, Any]:
+        return {"path": os.path.abspath(self._path), "text": show_config(self.in_force)}
+
+    async def inventory(self) -> dict[str, Any]:
+        return inventory_json(await self._survey(), node=self.in_force.node.name, source="daemon")
+
+    async def upgrade(self, by: str) -> ReloadAnswer:
+        """Check the file with the code on disk, then leave the loop to become it."""
+        async with self._changing:
+            argv = [sys.executable, "-m", "llmgw", "check", "--offline", "--json", self._path]
+            if self._node is not None:
+                argv[4:4] = ["--node", self._node]
+            result = await run_tool(self._children, argv, timeout=CHECK_TIMEOUT, env=dict(os.environ))
+            if result.code != 0:
+                return ReloadAnswer(None, (_refusal_of(result),))
+            self.upgrading = True
+            self.board.note("upgrade: going over to the new code", by=by)
+            self.board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))
+            return ReloadAnswer({"upgrade": True})
+
+
+def _terminal_is_gone() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return True
+    return False
+
+
+def _own_cgroup_text() -> str:
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
+
+def _hardware(inventory: Inventory | None) -> str | None:
+    """`8x h100-80g`, or None without GPUs or without knowledge of them."""
+    if inventory is None or not inventory.gpus:
+        return None
+    counts: dict[str, int] = {}
+    for gpu in inventory.gpus:
+        name = gpu.gpu_class or gpu.name
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count}x {name}" for name, count in counts.items())
+
+
+def _refusal_of(result: ToolResult) -> Problem:
+    """Why the new code does not want to run this file, in its own words."""
+    if result.timed_out:
+        message = f"the new code did not check the file within {CHECK_TIMEOUT:g} s"
+    else:
+        try:
+            found = json.loads(result.stdout)["errors"][0]["message"]
+        except (ValueError, LookupError, TypeError):
+            found = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
+        message = f"the new code refuses the file: {found}"
+    return Problem("upgrade-refused", message, "run llmgw check with the new code; the running one goes on")
+
+
+class _Format(logging.Formatter):
+    """One line per record; below systemd with the priority in front, which the journal understands."""
+
+    PRIORITIES: Mapping[int, int] = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
+
+    def __init__(self, journal: bool) -> None:
+        super().__init__("%(message)s" if journal else "%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if not self._journal:
+            return text
+        priority = self.PRIORITIES.get(record.levelno, 5)
+        return "\n".join(f"<{priority}>{line}" for line in text.splitlines())
+
+
+def set_up_logging(env: Mapping[str, str]) -> None:
+    """llmgw's own log goes to stderr; systemd or the terminal takes it from there."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Format(journal="JOURNAL_STREAM" in env))
+    root = logging.getLogger("llmgw")
+    root.handlers[:] = [handler]
+    root.propagate = False
+    root.setLevel(env.get("LLMGW_LOG_LEVEL", "INFO"))

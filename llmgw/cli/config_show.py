@@ -25,8 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from llmgw.cli.config_file import config_path
     from llmgw.cli.verdict import read_or_refuse
-    from llmgw.config.show import show
+    from llmgw.config.show import show_config
 
     config = read_or_refuse(config_path(args.path or args.config), node=args.node, offline=True, color=args.color)
-    print(show(config, origins=args.origin).rstrip("\n"))
+    print(show_config(config, origins=args.origin).rstrip("\n"))
     return DONE

@@ -21,7 +21,8 @@ _LINE = re.compile(
     r"""^([ \t]*[^=\n]*?(?:key|keys|token|secret|password|passwd|credential)s?["']?[ \t]*=[ \t]*)(\S.*)$""",
     re.IGNORECASE | re.MULTILINE,
 )
-_QUOTED = re.compile(r"(?<=[\"'])[^\"'\n]{8,}")
+_REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+"""A value that only says where the secret is."""
 
 
 def masked_text(doc: Document) -> str:
@@ -109,5 +110,5 @@ def _inside(value: Any, path: Path) -> Iterator[Path]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _inside(inner, (*path, index))
-    else:
+    elif not (isinstance(value, str) and _REFERENCE.fullmatch(value)):
         yield path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -154,6 +154,10 @@ class Config:
     """Environment variables that some table reads a secret from: engines do not inherit them."""
     elsewhere: tuple[str, ...] = field(default=())
     """Names of the shards that `where` keeps from this node."""
+    shown: Mapping[str, Any] = field(factory=dict, eq=False, repr=False)
+    """All files merged, defaults written out, as TOML values; secrets are `***`."""
+    origins: Mapping[str, str] = field(factory=dict, eq=False, repr=False)
+    """`file:line:column` of each written key in `shown`, by its dotted path (`shard.0.env.HF_HOME`)."""
 
     def shard(self, name: str) -> ShardSpec | None:
         return next((spec for spec in self.shards if spec.name == name), None)

@@ -1,4 +1,4 @@
-"""Files and facts in; the configuration, or everything that is wrong with it, out. Pure: see `load.py` for the shell."""
+"""Files and facts in; the configuration, or everything that is wrong with it, out. The shell is `load.py`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from llmgw.config.sections import (
     check_gateway_ports,
 )
 from llmgw.config.shards import Surroundings, build_shards
+from llmgw.config.show import show_tree
 from llmgw.config.written import Written, merge_files, read_written
 from llmgw.domain.host import HostFacts
 from llmgw.domain.problem import Problem, Where
@@ -38,14 +39,9 @@ class Parsed:
     """Text of each file by the path that messages show; secrets are masked."""
     specs: tuple[ShardSpec, ...] = ()
     """Shards of this node that have no error of their own, for checks against the machine."""
-    places: Mapping[str, Mapping[str, Where]] = field(factory=dict)
-    """Shard's name -> dotted key (`env.HF_HOME`) -> where its value stands."""
-    asked: Asked = Asked()
+    asked: Asked = field(factory=Asked)
     facts: HostFacts = field(factory=HostFacts)
     """What this outcome rests on."""
-    documents: tuple[Document, ...] = field(default=(), repr=False)
-    written: Written | None = field(default=None, repr=False)
-    """All files put together, as written: what `config show` prints."""
 
 
 @frozen
@@ -99,9 +95,9 @@ def parse(
     read = [read_written(reading, doc) for doc in documents if not doc.problems]
     sources = {doc.file.path: masked_text(doc) for doc in documents}
     if not read:
-        return Parsed(None, _sorted(reading.problems, documents), sources, facts=facts, documents=documents)
+        return Parsed(None, _sorted(reading.problems, documents), sources, facts=facts)
     merged = merge_files(reading, read)
-    config, specs, places = _resolve(reading, merged, node)
+    config = _resolve(reading, merged, node)
     _check_emptiness(reading, merged, documents)
     found = _sorted(reading.problems, documents)
     has_error = any(problem.is_error for problem in found)
@@ -109,20 +105,13 @@ def parse(
         config=None if has_error else _with_files(config, files, reading),
         problems=found,
         sources=sources,
-        specs=specs,
-        places={
-            name: {key: place.doc.where(place.path) for key, place in by_key.items()} for name, by_key in places.items()
-        },
+        specs=config.shards,
         asked=reading.asked,
         facts=facts,
-        documents=documents,
-        written=merged,
     )
 
 
-def _resolve(
-    reading: Reading, merged: Written, node_name: str | None
-) -> tuple[Config, tuple[ShardSpec, ...], dict[str, dict[str, Place]]]:
+def _resolve(reading: Reading, merged: Written, node_name: str | None) -> Config:
     node = build_node(reading, merged, node_name)
     supervisor = build_supervisor(reading, merged)
     cluster = build_cluster(reading, merged)
@@ -134,10 +123,12 @@ def _resolve(
         default_first_byte=gateway.first_byte_timeout if gateway else GATEWAY.by_name["first_byte_timeout"].builtin,
         default_chunk=gateway.chunk_timeout if gateway else GATEWAY.by_name["chunk_timeout"].builtin,
     )
-    specs, elsewhere, places = build_shards(reading, merged, around)
-    check_gateway_ports(reading, merged, {s.port: s.name for s in specs if isinstance(s.port, int)})
-    config = Config(node, supervisor, specs, gateway, cluster, elsewhere=elsewhere)
-    return config, specs, places
+    built = build_shards(reading, merged, around)
+    check_gateway_ports(reading, merged, {s.port: s.name for s in built.specs if isinstance(s.port, int)})
+    shown, origins = show_tree(merged, built.merged, node, supervisor)
+    return Config(
+        node, supervisor, built.specs, gateway, cluster, elsewhere=built.elsewhere, shown=shown, origins=origins
+    )
 
 
 def _with_files(config: Config, files: Sequence[SourceFile], reading: Reading) -> Config:

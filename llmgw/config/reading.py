@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from llmgw.config.document import Document
 from llmgw.config.kinds import Refusal
 from llmgw.domain.host import HostFacts, PathFact
-from llmgw.domain.problem import Path, Problem, Severity, Where
+from llmgw.domain.problem import Path, Problem, Severity
 
 SECRET_MAX = 64 << 10
 """Bytes a secret's file may have."""
@@ -32,6 +32,11 @@ class Place:
 
     def __str__(self) -> str:
         return self.doc.line(self.path)
+
+    @property
+    def exact(self) -> str:
+        """`file:line:column` of the value."""
+        return str(self.doc.where(self.path))
 
 
 @frozen
@@ -120,8 +125,3 @@ def context_of(place: Place) -> str:
             name = at.get("name")
             words.append(f'"{name[:63]}"' if isinstance(name, str) else f"#{step + 1}")
     return f"[{' '.join(words)}]" if words else ""
-
-
-def nowhere(file: str) -> Where:
-    """The file as a whole."""
-    return Where(file)

@@ -37,6 +37,7 @@ from llmgw.config.kinds import (
     Size,
     Text,
 )
+from llmgw.config.toml_text import inline
 from llmgw.domain.shard import EngineKind
 
 
@@ -87,28 +88,12 @@ class Key:
             return "required"
         if self.default_text is not None:
             return self.default_text
-        return toml_inline(self.default)
+        return "none" if self.default is None else inline(self.default)
 
     @property
     def builtin(self) -> Any:
         """The built-in default as a value; None when there is none."""
         return None if self.default is None else self.kind.read(self.default)
-
-
-def toml_inline(value: Raw) -> str:
-    """A default on one line, in TOML's notation."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, list):
-        return "[" + ", ".join(toml_inline(v) for v in value) + "]"
-    if isinstance(value, dict):
-        inner = ", ".join(f"{k} = {toml_inline(v)}" for k, v in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    return str(value)
 
 
 @frozen

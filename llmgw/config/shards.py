@@ -65,10 +65,17 @@ class Surroundings:
     default_chunk: float | None
 
 
-def build_shards(
-    reading: Reading, file: Written, around: Surroundings
-) -> tuple[tuple[ShardSpec, ...], tuple[str, ...], dict[str, dict[str, Place]]]:
-    """Specs without errors, names of shards for other nodes, and the place of each written key by shard's name."""
+@frozen
+class Built:
+    """`specs` are this node's shards that have no error, `elsewhere` names those of other nodes, `merged` all."""
+
+    specs: tuple[ShardSpec, ...]
+    elsewhere: tuple[str, ...]
+    merged: tuple[Written, ...]
+
+
+def build_shards(reading: Reading, file: Written, around: Surroundings) -> Built:
+    """Every shard with defaults and inheritance applied; what is wrong is reported."""
     shards = _merge_all(reading, file)
     for shard in shards:
         _check_one(reading, shard, around)
@@ -76,16 +83,13 @@ def build_shards(
     here = [s for s in shards if s.here]
     _check_gpus(reading, here)
     _check_ports(reading, here)
-    specs: list[ShardSpec] = []
-    places: dict[str, dict[str, Place]] = {}
-    for shard in shards:
-        if not shard.merged.is_usable("name"):
-            continue
-        places[shard.name] = dict(_places(shard.merged))
-        if shard.here and not shard.merged.broken and not _has_failed(reading, shard):
-            specs.append(_spec(shard, around, places[shard.name]))
+    specs = [
+        _spec(shard, around)
+        for shard in here
+        if shard.merged.is_usable("name") and not shard.merged.broken and not _has_failed(reading, shard)
+    ]
     elsewhere = tuple(s.name for s in shards if not s.here and s.merged.is_usable("name"))
-    return tuple(specs), elsewhere, places
+    return Built(tuple(specs), elsewhere, tuple(s.merged for s in shards))
 
 
 # -------------------------------------------------------------------------------------------- defaults and inheritance
@@ -367,6 +371,8 @@ def _places(merged: Written) -> Iterable[tuple[str, Place]]:
         if name in MERGED:
             for entry, inner in setting.value.items():
                 yield f"{name}.{entry}", inner.place
+        elif name == "gpus" and isinstance(setting.value, tuple):
+            yield from ((f"gpus.{index}", setting.place.at(index)) for index in range(len(setting.value)))
 
 
 # --------------------------------------------------------------------------------------------- checks between shards
@@ -421,7 +427,6 @@ def _may_share(one: Shard, other: Shard) -> bool:
 
 def _check_ports(reading: Reading, shards: list[Shard]) -> None:
     first: dict[int, Shard] = {}
-    ephemeral = reading.facts.ephemeral_ports
     for shard in shards:
         port = shard.value("port")
         if not isinstance(port, int) or not shard.merged.is_usable("port"):
@@ -431,15 +436,12 @@ def _check_ports(reading: Reading, shards: list[Shard]) -> None:
         if other is not shard:
             message = f'port {port} already belongs to shard "{other.name}" ({other.merged.place_of("port")})'
             reading.report(place, "port-taken", message, 'write port = "auto"')
-        elif ephemeral is not None and ephemeral[0] <= port <= ephemeral[1] and not reading.offline:
-            message = f"port {port} is inside the ephemeral range {ephemeral[0]}-{ephemeral[1]}"
-            reading.warn(place, "ephemeral-port", message, "another program's outgoing connection may hold it")
 
 
 # ------------------------------------------------------------------------------------------------------------ the spec
 
 
-def _spec(shard: Shard, around: Surroundings, places: Mapping[str, Place]) -> ShardSpec:
+def _spec(shard: Shard, around: Surroundings) -> ShardSpec:
     value = shard.value
     known = profile(shard.engine)
     args = {option: setting.value for option, setting in value("args").items()}
@@ -497,7 +499,7 @@ def _spec(shard: Shard, around: Surroundings, places: Mapping[str, Place]) -> Sh
         max_inflight=None if value("max_inflight") == "auto" else value("max_inflight"),
         first_byte_timeout=_own_or(shard, "first_byte_timeout", around.default_first_byte),
         chunk_timeout=_own_or(shard, "chunk_timeout", around.default_chunk),
-        origins={name: str(place) for name, place in places.items()},
+        origins={name: place.exact for name, place in _places(shard.merged)},
     )
 
 

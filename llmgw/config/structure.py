@@ -195,8 +195,10 @@ def _unknown(name: str, path: Path, table: Table) -> Refusal:
 def unknown_table_in_shard(fault: Fault, raw: Raw) -> Fault:
     """`[shard.qwen2.5]` after a `[[shard]]` lands inside that shard: the same mistake as without one before it."""
     path = fault.refusal.path
-    if fault.table is SHARD and fault.refusal.code == "unknown-key" and isinstance(raw, dict):
-        if any(isinstance(value, dict) or key in SHARD.by_name for key, value in raw.items()):
+    is_unknown = fault.table is SHARD and fault.refusal.code == "unknown-key"
+    if is_unknown and isinstance(raw, dict):
+        looks_like_shard = any(isinstance(value, dict) or key in SHARD.by_name for key, value in raw.items())
+        if looks_like_shard:
             return Fault(_dotted(str(path[-1]), raw, SHARD, path), fault.table)
     return fault
 

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 from llmgw.config.document import Document
 from llmgw.config.expand import absolute, expand_variables, is_path, own_variables
 from llmgw.config.kinds import Entries, Many, Refusal, SecretForm, SecretKind
-from llmgw.config.reading import Place, Reading, context_of
+from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import ABSENT, DEFAULTS, ENGINE_DEFAULTS, FILE, SHARD, Key, Record, Records, Table
 from llmgw.config.secret_values import resolve_secret
 from llmgw.config.structure import structure, unknown_table_in_shard
@@ -182,12 +182,8 @@ def require(reading: Reading, written: Written) -> None:
     """Report required keys that are not written."""
     for key in written.table.keys:
         if key.required and key.name not in written.settings and written.is_usable(key.name):
-            reading.report(written.place, "missing-key", f'missing required key "{key.name}"', key_hint(key))
+            reading.report(written.place, "missing-key", f'missing required key "{key.name}"')
             written.broken.add(key.name)
-
-
-def key_hint(key: Key) -> str | None:
-    return f'write {key.name} = "{key.sample}"' if isinstance(key.sample, str) and key.name == "etcd" else None
 
 
 def merge_files(reading: Reading, files: list[Written]) -> Written:
@@ -226,8 +222,3 @@ def _conflict(reading: Reading, place: Place, name: str, first: Place) -> None:
     message = f'"{name}" is already set in {first}'
     hint = "a later file never overrides: remove one of the two"
     reading.report(place, "set-twice", message, hint, at_key=True)
-
-
-def shown(place: Place) -> str:
-    """A table as a person names it, for messages about another place."""
-    return context_of(place.at("")).strip("[]")

@@ -1,0 +1,55 @@
+"""What the schema knows and this version cannot serve yet: `run` refuses it in words, so that nothing is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmgw.config.model import Config
+from llmgw.domain.problem import Problem, Where
+from llmgw.domain.shard import ShardSpec
+
+CODE = "not-yet"
+
+
+def not_served_yet(config: Config) -> tuple[Problem, ...]:
+    """One error for each use of something that comes later."""
+    return tuple(_all(config))
+
+
+def _all(config: Config) -> Iterator[Problem]:
+    main = Where(config.files[0]) if config.files else None
+    for present, name, instead in (
+        (config.gateway, "gateway", "remove it; engines are asked at their own addresses"),
+        (config.cluster, "cluster", "remove it; one file with `where` can serve several machines"),
+    ):
+        if present is not None:
+            where = _first(config, name) or main
+            yield Problem(CODE, f"[{name}] is not served by this version yet", instead, where, context=f"[{name}]")
+    for spec in config.shards:
+        yield from _shard(spec)
+
+
+def _first(config: Config, name: str) -> Where | None:
+    """Where the first written key of a table stands."""
+    return next((Where.parse(at) for key, at in config.origins.items() if key.startswith(f"{name}.")), None)
+
+
+def _shard(spec: ShardSpec) -> Iterator[Problem]:
+    context = f'[shard "{spec.name}"]'
+
+    def refuse(key: str, message: str, hint: str) -> Problem:
+        return Problem(CODE, message, hint, spec.written_at(key), context=context)
+
+    if isinstance(spec.gpus, int) and spec.gpus > 0:
+        what = f"gpus = {spec.gpus}" if "gpus" in spec.origins else f"no gpus are named and {spec.gpus} is needed"
+        hint = f"name them, for example gpus = {list(range(spec.gpus)) if spec.gpus <= 8 else '[0, 1, …]'}"
+        if "gpus" not in spec.origins:
+            hint += ", or write gpus = 0 for the CPU"
+        yield refuse("gpus", f"{what}: this version does not choose GPUs yet", hint)
+    if spec.nodes > 1:
+        yield refuse("nodes", f"nodes = {spec.nodes} is not served by this version yet", "run it on one node")
+    if spec.share_gpus:
+        yield refuse("share_gpus", "share_gpus is not served by this version yet", "give each shard GPUs of its own")
+    for key in ("idle_timeout", "idle_action", "sleep_level"):
+        if key in spec.origins and (key != "idle_timeout" or spec.idle_timeout is not None):
+            yield refuse(key, f"{key} is not served by this version yet", "remove it; llmgw stop frees the GPUs")

@@ -161,8 +161,12 @@ def top_parser() -> Parser:
 
 
 def add_verb(
-    subparsers: argparse._SubParsersAction[Parser], verb: Verb, module: ModuleType
-) -> Parser:  # fmt: skip
+    subparsers: argparse._SubParsersAction[Parser],
+    verb: Verb,
+    module: ModuleType,
+    *,
+    with_global_options: bool = True,
+) -> Parser:
     parser = subparsers.add_parser(
         verb.name,
         aliases=verb.aliases,
@@ -174,7 +178,8 @@ def add_verb(
         help=verb.summary,
     )
     module.configure(parser)
-    add_global_options(parser, inherit=True)
+    if with_global_options:
+        add_global_options(parser, inherit=True)
     parser.set_defaults(run=module.run)
     return parser
 

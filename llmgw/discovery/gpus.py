@@ -60,6 +60,7 @@ _UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to quer
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 # Written as `GPU3: 0000:04:00.0` and, without an index, as `GPU 0000:04:00.0` or `GPU0000:04:00.0`.
 _LOST_LINE = re.compile(rf"device handle for GPU\s*(?:(\d{{1,4}}):\s+)?({_ADDRESS})", re.ASCII)
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d{1,15}) kB", re.ASCII | re.MULTILINE)
 _BUS_ID = re.compile(r"(?:([0-9A-Fa-f]{4}|[0-9A-Fa-f]{8}):)?([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", re.ASCII)
 
 # By text first, by code second: codes differ between drivers (a version mismatch is 18 on 535 and 255 on 470).
@@ -73,6 +74,14 @@ _FAILURE_CODES = {
     12: InventoryError.LIBRARY_MISSING,
     18: InventoryError.DRIVER_MISMATCH,
 }
+
+
+@frozen
+class HostMemory:
+    """The host's own memory in MiB; None is unknown."""
+
+    total: int | None = None
+    available: int | None = None
 
 
 @frozen
@@ -109,13 +118,13 @@ def parse_gpus(
     code: int | None,
     fields: Sequence[str] = CORE_QUERY,
     *,
-    unified_mib: int | None = None,
+    host: HostMemory | None = None,
 ) -> Inventory:
     """Read the rows of `--query-gpu=FIELDS --format=csv,noheader,nounits`.
 
     Rows are read whatever the exit code is, because a card that dropped off may or may not change it. Lines that
-    are neither rows nor a known notice make the inventory partial: they may be a row that was cut. `unified_mib`
-    is the host's memory, for cards that share it and report no size.
+    are neither rows nor a known notice make the inventory partial: they may be a row that was cut. `host` is
+    the host's memory, for cards that share it and report no size.
     """
     lost: list[LostGpu] = []
     gpus: list[Gpu] = []
@@ -133,7 +142,7 @@ def parse_gpus(
                 lost.append(missing)
             continue
         row = _row(text, fields)
-        gpu = _gpu(row, unified_mib) if row is not None else None
+        gpu = _gpu(row, host or HostMemory()) if row is not None else None
         if row is None or gpu is None or any(other.index == gpu.index for other in gpus):
             strange = strange or text
             continue
@@ -198,10 +207,10 @@ def with_processes(inventory: Inventory, processes: ProcessList) -> Inventory:
     )
 
 
-def host_memory_mib(meminfo: str) -> int | None:
-    """MemTotal of /proc/meminfo in MiB, or None."""
-    match = re.search(r"^MemTotal:\s+(\d{1,15}) kB", meminfo, re.ASCII | re.MULTILINE)
-    return int(match.group(1)) // 1024 if match else None
+def host_memory(meminfo: str) -> HostMemory:
+    """MemTotal and MemAvailable of /proc/meminfo."""
+    sizes = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(meminfo)}
+    return HostMemory(sizes.get("MemTotal"), sizes.get("MemAvailable"))
 
 
 def normal_bus_id(text: str) -> str | None:
@@ -230,7 +239,7 @@ def _row(text: str, fields: Sequence[str]) -> Mapping[str, str] | None:
     return dict(zip(fields, cells, strict=True))
 
 
-def _gpu(row: Mapping[str, str], unified_mib: int | None) -> Gpu | None:
+def _gpu(row: Mapping[str, str], host: HostMemory) -> Gpu | None:
     index = _number(row.get("index", ""))
     flags = _flags(row)
     lost = GpuFlag.LOST in flags
@@ -249,10 +258,10 @@ def _gpu(row: Mapping[str, str], unified_mib: int | None) -> Gpu | None:
         name=name,
         memory_total=total,
         memory_used=_number(row.get("memory.used", "")),
-        memory_free=_number(row.get("memory.free", "")),
+        memory_free=host.available if unified else _number(row.get("memory.free", "")),
         memory_reserved=_number(row.get("memory.reserved", "")),
         compute_capability=_capability(row.get("compute_cap", "")) or capability_of(name),
-        gpu_class=None if lost else gpu_class(name, unified_mib if unified else total),
+        gpu_class=None if lost else gpu_class(name, host.total if unified else total),
         unified_memory=unified,
         ecc_enabled=_switch(row.get("ecc.mode.current", "")),
         # [N/A] says that the card cannot do MIG.

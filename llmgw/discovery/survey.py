@@ -14,8 +14,9 @@ from llmgw.discovery.gpus import (
     CORE_QUERY,
     PROCESS_QUERY,
     REQUIRED_FIELDS,
+    HostMemory,
     failure,
-    host_memory_mib,
+    host_memory,
     parse_gpus,
     parse_processes,
     unknown_field,
@@ -61,12 +62,12 @@ async def survey(
     nvidia_smi: str | None,
     timeout: float,
     now: Callable[[], float],
-    meminfo: str = "",
+    meminfo: str | None = None,
 ) -> Inventory:
     """Read the node's GPUs. `timeout` in seconds bounds all calls together: the first that runs out ends the survey.
 
-    `nvidia_smi` is the path of the program, None when there is none. `meminfo` is the text of /proc/meminfo, for
-    cards that share the host's memory.
+    `nvidia_smi` is the path of the program, None when there is none. `meminfo` stands in for the text of
+    /proc/meminfo, which cards that share the host's memory need.
     """
     if nvidia_smi is None:
         return _missing("nvidia-smi is not on PATH", now())
@@ -86,7 +87,7 @@ async def survey(
         return stdout, stderr, answer.code
 
     try:
-        inventory = await _read_gpus(ask, host_memory_mib(meminfo))
+        inventory = await _read_gpus(ask, host_memory(_read_meminfo() if meminfo is None else meminfo))
         if inventory.gpus:
             query = "--query-compute-apps=" + ",".join(PROCESS_QUERY)
             inventory = with_processes(inventory, parse_processes(*await ask(query, _FORMAT)))
@@ -109,17 +110,25 @@ class _Ask(Protocol):
     async def __call__(self, *arguments: str) -> tuple[str, str, int | None]: ...
 
 
-async def _read_gpus(ask: _Ask, unified_mib: int | None) -> Inventory:
+async def _read_gpus(ask: _Ask, host: HostMemory) -> Inventory:
     fields = list(CORE_QUERY)
     while True:
         stdout, stderr, code = await ask("--query-gpu=" + ",".join(fields), _FORMAT)
         unknown = unknown_field(stdout)
         if unknown is None:
-            return parse_gpus(stdout, stderr, code, fields, unified_mib=unified_mib)
+            return parse_gpus(stdout, stderr, code, fields, host=host)
         if unknown in REQUIRED_FIELDS or unknown not in fields:
             return failure(stdout, stderr, code)
         # Old drivers name one unknown field per failed call; each is dropped once, so this ends.
         fields.remove(unknown)
+
+
+def _read_meminfo() -> str:
+    try:
+        with open("/proc/meminfo", encoding="ascii", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
 
 
 def _missing(detail: str, at: float) -> Inventory:

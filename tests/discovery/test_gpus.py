@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from llmgw.discovery.gpus import (
     CORE_QUERY,
+    HostMemory,
     ProcessList,
-    host_memory_mib,
+    host_memory,
     normal_bus_id,
     parse_gpus,
     parse_processes,
@@ -166,8 +167,15 @@ def test_addresses_are_compared_in_one_form() -> None:
 
 
 def test_host_memory_is_read_in_mib() -> None:
-    assert host_memory_mib("MemTotal:       127600748 kB\nMemFree: 1 kB\n") == 124610
-    assert host_memory_mib("nothing") is None
+    text = "MemTotal:       127600748 kB\nMemFree: 1 kB\nMemAvailable:   20480 kB\n"
+    assert host_memory(text) == HostMemory(124610, 20)
+    assert host_memory("nothing") == HostMemory()
+
+
+def test_a_card_that_shares_the_hosts_memory_takes_its_class_and_free_memory_from_there() -> None:
+    cells = {f"memory__{part}": "[N/A]" for part in ("total", "reserved", "used", "free")}
+    (gpu,) = parse_gpus(row(**cells, name="NVIDIA GB10"), "", 0, host=HostMemory(124610, 20)).gpus
+    assert (gpu.unified_memory, gpu.memory_total, gpu.memory_free, gpu.gpu_class) == (True, None, 20, "gb10-122g")
 
 
 CELLS = st.sampled_from([*VALUES.values(), "[N/A]", "[GPU is lost]", "GPU-", "9" * 5000, "", "\x00", "½"]) | st.text()

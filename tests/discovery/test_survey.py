@@ -37,7 +37,7 @@ async def look(case: Path, timeout: float = 30.0) -> Inventory:
         nvidia_smi=str(case / "bin" / "nvidia-smi"),
         timeout=timeout,
         now=lambda: 1000.0,
-        meminfo=meminfo.read_text() if meminfo.exists() else "",
+        meminfo=meminfo.read_text() if meminfo.exists() else None,
     )
 
 

@@ -65,6 +65,10 @@ class Probes:
     def became_ready(self) -> None:
         self._ready_at = time.monotonic()
 
+    @property
+    def is_ready(self) -> bool:
+        return self._ready_at is not None
+
     def health(self, connection: Connection, normal: Callable[[], None], unwell: Callable[[], None]) -> None:
         """Answer a health probe: by `normal`, by `unwell` while the 503 of the knobs lasts, or wrongly."""
         if self._knobs.health_garbage != "none":

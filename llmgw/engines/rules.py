@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "D16",
         "M",
-        _C(r"Cannot find any model weights with"),
+        _C(r"Cannot find any model weights with|Error no file named \S.* found in directory"),
         "the model folder has a configuration and no weights: the download is incomplete",
         "complete the download of weights in {shard}",
         retry=False,

@@ -56,6 +56,7 @@ SAMPLES: Sequence[tuple[str, EngineKind, str, str]] = (
     ("D14", S, "huggingface_hub.errors.LocalEntryNotFoundError: nothing here", "cannot reach"),
     ("D15", V, "OSError: Can't load tokenizer for '/models/half'.", "tokenizer"),
     ("D16", V, CORE + "RuntimeError: Cannot find any model weights with `/models/half`", "incomplete"),
+    ("D16", S, "OSError: Error no file named model.safetensors found in directory /models/half.", "incomplete"),
     ("D17", V, "ValueError: Model architectures ['FooForCausalLM'] are not supported for now.", "architecture"),
     ("D17", S, "ValueError: The checkpoint you are trying to load has model type `foo` but", "architecture"),
     ("D18", V, "ValueError: The repository x contains custom code which must be executed", "code of its own"),

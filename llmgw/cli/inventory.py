@@ -38,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
     else:
         sys.stdout.write("\n".join(lines(answer)) + "\n")
-    missing = answer.get("error") in ("command_missing", "driver_not_loaded")
-    return FAILED if answer["status"] == "error" and (args.nvidia_smi or not missing) else DONE
+    gpu = answer["gpu"]
+    missing = gpu["error_kind"] in ("command_missing", "driver_not_loaded")
+    return FAILED if gpu["status"] == "error" and (args.nvidia_smi or not missing) else DONE
 
 
 def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -56,10 +57,13 @@ def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def from_host(nvidia_smi: str | None) -> dict[str, Any]:
-    import attrs
+    import socket
+
     import trio
 
-    return {"api": 1, **attrs.asdict(trio.run(look_at_gpus, nvidia_smi))}
+    from llmgw.discovery.inventory_json import inventory_json
+
+    return inventory_json(trio.run(look_at_gpus, nvidia_smi), node=socket.gethostname(), source="local")
 
 
 async def look_at_gpus(nvidia_smi: str | None = None) -> Inventory:
@@ -80,26 +84,25 @@ async def look_at_gpus(nvidia_smi: str | None = None) -> Inventory:
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
-    from llmgw.discovery.classes import gpu_class
-
-    gpus = answer["gpus"]
-    head = [f"{len(gpus)} GPUs" if len(gpus) != 1 else "1 GPU"]
-    if answer.get("driver_version"):
-        head.append(f"driver {answer['driver_version']}")
+    gpu = answer["gpu"]
+    gpus = gpu["gpus"]
+    head = [f"node {answer['node']}", f"{len(gpus)} GPUs" if len(gpus) != 1 else "1 GPU"]
+    if gpu["driver_version"]:
+        head.insert(1, f"driver {gpu['driver_version']}")
     found = ["   ".join(head)]
-    if answer["status"] != "ok":
-        found.append(f"{answer['status']}: {answer.get('detail') or answer.get('error')}")
+    if gpu["status"] != "ok":
+        found.append(f"{gpu['status']}: {gpu['detail'] or gpu['error_kind']}")
     if not gpus:
         return found
     rows = [
         (
             str(gpu["index"]),
-            gpu_class(gpu["name"], gpu["memory_total"]) or "-",
-            ".".join(str(part) for part in gpu["compute_capability"] or ()) or "-",
-            gibibytes(gpu["memory_total"]),
-            gibibytes(gpu["memory_free"]),
-            ", ".join(f"pid {process['pid']}" for process in gpu["processes"]) or "-",
-            gpu["name"],
+            gpu["class"] or "-",
+            gpu["compute_cap"] or "-",
+            gibibytes(gpu["memory_total_mib"]),
+            gibibytes(gpu["memory_free_mib"]),
+            ", ".join(f"pid {pid}" for pid, _ in gpu["processes"]) or "-",
+            ", ".join((gpu["name"], *(flag for flag in gpu["health_flags"] if flag != "memory_in_use"))),
         )
         for gpu in gpus
     ]

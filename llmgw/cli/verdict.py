@@ -84,19 +84,17 @@ def read_inventory(path: str) -> Inventory:
     """What `llmgw inventory --json` printed. Raises CommandError."""
     import json
 
-    import cattrs
-
     from llmgw.cli.errors import FAILED, CommandError
-    from llmgw.domain.hardware import Inventory
+    from llmgw.discovery import inventory_json
 
     try:
         with open(path, "rb") as file:
-            return cattrs.structure(json.loads(file.read(INVENTORY_MAX)), Inventory)
+            return inventory_json.read_inventory(json.loads(file.read(INVENTORY_MAX)))
     except OSError as error:
         raise CommandError(FAILED, f"cannot read {path}: {error.strerror}") from error
-    except Exception as error:  # cattrs raises groups of whatever the values raised
+    except ValueError as error:  # also of what is no JSON or no UTF-8
         raise CommandError(
-            FAILED, f"cannot use {path}: it is no inventory", "make one with: llmgw inventory --json > FILE"
+            FAILED, f"cannot use {path}: {error}", "make one with: llmgw inventory --json > FILE"
         ) from error
 
 

@@ -25,7 +25,7 @@ from llmgw.domain.shard import Endpoint, LaunchPlan, Secret, ShardId, ShardSpec,
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
-from llmgw.supervisor.follow import FollowedTail, LogFollower, log_path, write_marker
+from llmgw.supervisor.follow import FollowedTail, LogFollower
 from llmgw.supervisor.gpu_release import used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
@@ -123,7 +123,7 @@ class Host:
         )
 
     def log_path(self, id_: ShardId) -> str:
-        return log_path(self.settings.log_dir, id_)
+        return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
 
     def several_died(self) -> bool:
         """Enter a death and say whether others died just now."""
@@ -244,9 +244,7 @@ class Engine:
 
     async def follow_output(self, on_lines: Callable[[Sequence[LogLine]], None]) -> None:
         """Bring new output into the tail until cancelled."""
-        await self._host.follower.follow(
-            self._log_path, self._tail, on_lines, from_marker=not self._processes.adopted
-        )
+        await self._host.follower.follow(self._log_path, self._tail, on_lines)
 
     def diagnose(self) -> Reason:
         """Why it exited, from its code, its last lines and what the host knows."""
@@ -339,7 +337,7 @@ class Engine:
             term_to=term_to, stop_timeout=limits.stop_timeout, hurry=host.board.hurry, on_step=on_step
         )
         self._exit_code = (await self._processes.wait_exit()).code if outcome.kind != "unkillable" else None
-        await host.follower.drain(self._log_path)
+        await host.follower.drain(self._log_path, self._tail)
         if outcome.kind == "unkillable":
             left = ", ".join(str(member) for member in outcome.leftover)
             return Ended("SIGKILL without effect", f"{', '.join(self.gpus) or 'nothing'} held by {left}", left)
@@ -408,6 +406,7 @@ async def launch(
         if isinstance(takeover.record.endpoint, TcpEndpoint):
             host.ports[id_] = takeover.record.endpoint.port
         engine = Engine(host, spec, tail, takeover.processes, takeover.record)
+        await host.follower.read_back(host.log_path(id_), tail)
     host.engines[id_] = engine
     try:
         yield engine
@@ -436,7 +435,7 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
     output = host.log_path(id_)
     try:
         _make_folders(plan)
-        write_marker(output, f"launch {plan.generation} of {plan.name}: {command.argv[0]}")
+        host.follower.write_marker(output, f"launch {plan.generation} of {plan.name}: {command.argv[0]}")
     except OSError as error:
         raise LaunchRefused(
             Reason("no-folder", f"cannot prepare its folders: {error}", "make state_dir and log_dir writable, or free some space"),

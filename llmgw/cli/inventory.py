@@ -6,6 +6,8 @@ import sys
 
 from llmgw.cli.errors import DONE, FAILED
 from llmgw.cli.table import plain_lines
+from llmgw.cli.words import counted
+from llmgw.domain.display import neutralise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ The output of --json is what check --inventory takes. Unknown values are shown a
 Exit code: 0 also when a GPU is missing or there is none, 1 when nvidia-smi fails.
 """
 COLUMNS = ("GPU", "CLASS", "CC", "MEMORY", "FREE", "HELD BY", "NAME")
+NOTHING_THERE = ("command_missing", "driver_not_loaded")
+"""What a host without an NVIDIA card says."""
 PATIENCE = 30.0
 """Seconds for nvidia-smi: a cold driver without persistence mode takes more than ten."""
 
@@ -84,29 +88,34 @@ async def look_at_gpus(nvidia_smi: str | None = None) -> Inventory:
 
 
 def lines(answer: dict[str, Any]) -> list[str]:
-    gpu = answer["gpu"]
-    gpus = gpu["gpus"]
-    head = [f"node {answer['node']}", f"{len(gpus)} GPUs" if len(gpus) != 1 else "1 GPU"]
-    if gpu["driver_version"]:
-        head.insert(1, f"driver {gpu['driver_version']}")
-    found = ["   ".join(head)]
-    if gpu["status"] != "ok":
-        found.append(f"{gpu['status']}: {gpu['detail'] or gpu['error_kind']}")
-    if not gpus:
-        return found
-    rows = [
-        (
-            str(gpu["index"]),
-            gpu["class"] or "-",
-            gpu["compute_cap"] or "-",
-            gibibytes(gpu["memory_total_mib"]),
-            gibibytes(gpu["memory_free_mib"]),
-            ", ".join(f"pid {pid}" for pid, _ in gpu["processes"]) or "-",
-            ", ".join((gpu["name"], *(flag for flag in gpu["health_flags"] if flag != "memory_in_use"))),
-        )
-        for gpu in gpus
-    ]
-    return [*found, "", *plain_lines(COLUMNS, rows)]
+    """The table of GPUs; whoever holds memory is named by pid."""
+    found = answer["gpu"]
+    gpus = found["gpus"]
+    head = [f"node {answer['node']}"]
+    if found["driver_version"]:
+        head.append(f"driver {found['driver_version']}")
+    head.append(counted(len(gpus), "GPU"))
+    text = ["   ".join(head)]
+    if found["status"] != "ok":
+        word = "no GPU" if found["error_kind"] in NOTHING_THERE else found["status"]
+        text.append(f"{word}: {found['detail'] or found['error_kind']}")
+    text += [f"GPU {lost['index']} at {lost['bus_id']} is lost" for lost in found["lost"]]
+    if gpus:
+        text += ["", *plain_lines(COLUMNS, [row(gpu) for gpu in gpus])]
+    return [neutralise(line) for line in text]
+
+
+def row(gpu: dict[str, Any]) -> tuple[str, ...]:
+    holders = [f"pid {pid}" + (f" {gibibytes(memory)}" if memory else "") for pid, memory in gpu["processes"]]
+    return (
+        str(gpu["index"]),
+        gpu["class"] or "-",
+        gpu["compute_cap"] or "-",
+        gibibytes(gpu["memory_total_mib"]),
+        gibibytes(gpu["memory_free_mib"]),
+        ", ".join(holders) or "-",
+        ", ".join((gpu["name"], *gpu["health_flags"])),
+    )
 
 
 def gibibytes(mebibytes: int | None) -> str:

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         config, path = read(args, None)
         from llmgw.config.diff import diff
 
-        plan, shards = diff(None, config).as_json(), {}
+        plan = diff(None, config).as_json()
+        shards = {id_.shown(spec.replicas): as_written(spec) for spec in config.shards for id_ in spec.ids}
         title = f"{path} against nothing: no llmgw is running" if not args.offline else f"{path} against nothing"
     return tell(args, plan, title, shards)
 
@@ -95,6 +96,11 @@ def read(args: argparse.Namespace, status: dict[str, Any] | None) -> tuple[Confi
     named = args.config or (status["config"]["path"] if status else None)
     path = config_path(named)
     return read_or_refuse(path, node=args.node, offline=args.offline, color=args.color), path
+
+
+def as_written(spec: ShardSpec) -> dict[str, Any]:
+    """What the file says of a shard that is not there yet, by the names that the status has."""
+    return {"engine": spec.engine.value, "gpus": [str(gpu) for gpu in spec.pinned_gpus], "port": spec.port}
 
 
 def tell(args: argparse.Namespace, plan: dict[str, Any], title: str, shards: dict[str, Any]) -> int:

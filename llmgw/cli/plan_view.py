@@ -49,14 +49,16 @@ def changed(changes: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def known(kind: str, shard: dict[str, Any] | None) -> Iterator[str]:
-    """What the present engine has and costs, where it goes."""
-    if shard is None or kind not in ("replace", "stop"):
+    """What the present engine has and costs, where it goes; what the file says, where one comes."""
+    if shard is None or kind not in ("replace", "stop", "start"):
         return
-    parts = []
+    parts = [shard["engine"]] if kind == "start" else []
     if shard.get("gpus"):
         parts.append(f"gpus {gpu_ranges(shard['gpus'])}")
     if kind == "replace" and shard.get("load_seconds"):
         parts.append(f"loading took {duration(shard['load_seconds'])} last time")
+    if kind == "start" and "port" in shard:
+        parts.append(f"port {shard['port']}")
     running = (shard.get("activity") or {}).get("running")
     if running:
         parts.append(f"{running} requests running")

@@ -1,6 +1,6 @@
 """The command line as a page of the documentation, from the same parsers that print `--help`.
 
-    python -m llmgw.cli.reference > docs/reference/cli.md
+python -m llmgw.cli.reference > docs/reference/cli.md
 """
 
 from __future__ import annotations

@@ -81,12 +81,15 @@ def print_problems(errors: list[dict[str, Any]], color: str) -> None:
 
 
 def sources_of(problems: list[Any]) -> dict[str, str]:
-    """Text of the files that problems name; a file that cannot be read here is shown without its lines."""
+    """Text of the files that problems name, secrets masked; a file that cannot be read here is shown without it."""
+    from llmgw.config.document import MAX_FILE, SourceFile, read_document
+    from llmgw.config.masking import masked_text
+
     sources = {}
     for path in {problem.where.file for problem in problems if problem.where is not None}:
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                sources[path] = file.read(1 << 22).replace("\r\n", "\n")
+            with open(path, "rb") as file:
+                sources[path] = masked_text(read_document(SourceFile(path, file.read(MAX_FILE), "/")))
         except OSError:
             continue
     return sources

@@ -37,7 +37,7 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: str | None
     from llmgw.preflight.rules import preflight
     from llmgw.preflight.stop_time import stop_timeout_problem
 
-    saved = read_inventory(inventory) if inventory else None
+    saved = saved_inventory(inventory) if inventory else None
     parsed = load(path, node=node, offline=offline)
     problems = list(parsed.problems)
     if not offline:
@@ -45,7 +45,8 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: str | None
         facts = evolve(parsed.facts, port_holders=holders_of(wanted.ports))
         if wanted.inventory:
             facts = evolve(facts, inventory=saved or look_at_gpus())
-        problems += preflight(parsed.specs, facts)
+        own = own_pids(facts.port_holders.values(), parsed.config)
+        problems += preflight(parsed.specs, facts, own_pids=own)
         late = stop_timeout_problem(UNIT, ask_systemd(), parsed.specs)
         if late is not None:
             problems.append(late)
@@ -72,6 +73,32 @@ def holders_of(ports: Collection[int]) -> Mapping[int, PortHolder]:
     return port_holders(ports)
 
 
+def own_pids(holders: Iterable[PortHolder], config: Config | None) -> set[int]:
+    """Those holders that are engines of the llmgw that runs with this configuration, by their process groups. Where
+    it cannot be asked there are none: then a port it holds is in the way of a second one."""
+    import os
+
+    from llmgw.control.client import ClientError, find_socket, request
+
+    pids = [holder.pid for holder in holders if holder.pid is not None]
+    if not pids:
+        return set()
+    socket = config.supervisor.socket if config is not None else find_socket(None, os.environ, os.getuid())
+    try:
+        status, answer = request(socket, "GET", "/v1/status")
+    except ClientError:
+        return set()
+    groups = {shard.get("pgid") for shard in answer.get("shards", ())} if status == 200 else set()
+    own = set()
+    for pid in pids:
+        try:
+            if os.getpgid(pid) in groups:
+                own.add(pid)
+        except ProcessLookupError:
+            pass
+    return own
+
+
 def look_at_gpus() -> Inventory:
     import trio
 
@@ -80,19 +107,19 @@ def look_at_gpus() -> Inventory:
     return trio.run(inventory.look_at_gpus)
 
 
-def read_inventory(path: str) -> Inventory:
+def saved_inventory(path: str) -> Inventory:
     """What `llmgw inventory --json` printed. Raises CommandError."""
     import json
 
     from llmgw.cli.errors import FAILED, CommandError
-    from llmgw.discovery import inventory_json
+    from llmgw.discovery.inventory_json import read_inventory
 
     try:
         with open(path, "rb") as file:
-            return inventory_json.read_inventory(json.loads(file.read(INVENTORY_MAX)))
+            return read_inventory(json.loads(file.read(INVENTORY_MAX)))
     except OSError as error:
         raise CommandError(FAILED, f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # also of what is no JSON or no UTF-8
+    except ValueError as error:
         raise CommandError(
             FAILED, f"cannot use {path}: {error}", "make one with: llmgw inventory --json > FILE"
         ) from error

@@ -33,7 +33,9 @@ def test_a_dumb_terminal_gets_no_rewritten_lines() -> None:
     assert screen.terminal
 
 
-@pytest.mark.parametrize(("encoding", "unicode"), [("utf-8", True), ("ascii", False), ("latin-1", False), ("no", False)])
+@pytest.mark.parametrize(
+    ("encoding", "unicode"), [("utf-8", True), ("ascii", False), ("latin-1", False), ("no", False)]
+)
 def test_block_characters_need_an_encoding_that_has_them(encoding: str, unicode: bool) -> None:
     assert judge("auto", {}, terminal=True, encoding=encoding, width=80).unicode is unicode
 

@@ -104,7 +104,9 @@ def test_a_draining_shard_says_how_many_requests_are_left() -> None:
 
 def test_what_an_operator_has_stopped_names_the_operator() -> None:
     intent = {"wish": "stop", "by": "uid 1000 (ada)", "at": NOW, "operator": True}
-    assert detail(state="stopped", detail="SIGTERM, 4.2 s", intent=intent) == "SIGTERM, 4.2 s, stopped by uid 1000 (ada)"
+    assert (
+        detail(state="stopped", detail="SIGTERM, 4.2 s", intent=intent) == "SIGTERM, 4.2 s, stopped by uid 1000 (ada)"
+    )
 
 
 def test_a_shard_without_autostart_says_why_it_waits() -> None:
@@ -141,7 +143,13 @@ def test_a_failure_that_is_not_retried_says_what_to_do_then() -> None:
 
 
 def test_engine_output_cannot_drive_the_terminal() -> None:
-    reason = {"code": "D1", "cause": "a\x1b[2Jb", "remedy": None, "evidence": ["\x1b]0;title\x07x\u202ey"], "retry": True}
+    reason = {
+        "code": "D1",
+        "cause": "a\x1b[2Jb",
+        "remedy": None,
+        "evidence": ["\x1b]0;title\x07x\u202ey"],
+        "retry": True,
+    }
     answer = a_status(a_shard(state="failed", reason=reason, model="m\x1b[31m", detail="\x07"))
     text = "\n".join(plain(answer, answer["shards"], unicode=True))
     assert "\x1b" not in text

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llmgw.domain.shard import ArgValue, LaunchPlan, ParallelLayout, TcpEndpoint
+from llmgw.domain.shard import ArgValue, LaunchPlan, ParallelLayout, TcpEndpoint, UnixEndpoint
 from llmgw.engines.profile import EngineProfile, Option
 
 Substitute = Callable[[str], str]
@@ -36,19 +37,19 @@ def sizes(layout: ParallelLayout, *, tensor: str, pipeline: str, data: str) -> l
     return [Option(name, (str(size),)) for name, size in wanted if size > 1]
 
 
-def internal_port(plan: LaunchPlan) -> int | None:
+def internal_port(plan: LaunchPlan) -> int:
     """The port of `plan.rendezvous_ports` on which the ranks of this launch find each other.
 
     It follows from the engine's own port, so two shards get the same one only when their ports differ by a
-    multiple of the range's width (400 by default, one more than `engine_ports` has). None without a TCP port.
+    multiple of the range's width (400 by default, one more than `engine_ports` has). With a unix socket it follows
+    from the socket's path, where two may meet by chance.
     """
-    if not isinstance(plan.endpoint, TcpEndpoint):
-        return None
     first, last = plan.rendezvous_ports
-    port = first + plan.endpoint.port % (last - first + 1)
-    if port == plan.endpoint.port:
-        port = first + (plan.endpoint.port + 1) % (last - first + 1)
-    return port
+    width = last - first + 1
+    if isinstance(plan.endpoint, UnixEndpoint):
+        return first + zlib.crc32(plan.endpoint.path.encode()) % width
+    port = first + plan.endpoint.port % width
+    return port if port != plan.endpoint.port else first + (plan.endpoint.port + 1) % width
 
 
 def render_args(profile: EngineProfile, args: Mapping[str, ArgValue], substitute: Substitute) -> list[str]:

@@ -116,9 +116,7 @@ class ProgressReader:
             return
         worker = _WORKER.match(line)
         self._note(step, (worker[1] or worker[2] or "") if worker else "")
-        now = self._now()
-        if now is None:
-            return
+        now = self._now() or step
         progress = Progress(PHASES[now.phase], now.fraction, now.done, now.total, now.eta)
         if self._shown is None or _without_eta(self._shown) != _without_eta(progress):
             self._shown = progress

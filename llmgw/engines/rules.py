@@ -460,7 +460,7 @@ MARKS = (
     "disabled", "offline", "annot ", "not supported", "recognize", "model type", "custom code", "trust_remote",
     "requires you", "Unknown", "does not match", "no NVIDIA", "ailed", "too old", "insufficient", "no kernel",
     "Bootstrap", "NET/IB", "caught", "Timed out", "nable to", "No space", "/dev/shm", "denied", "Read-only",
-    "appears", "died", "Received sigquit", "SIGQUIT", "encountered",
+    "appears", "xception", "terminate called", "Segmentation", "died", "Received sigquit", "SIGQUIT", "encountered",
 )  # fmt: skip
 """Pieces of which every line that a rule can match has at least one: a cheap test before the dear ones. "EADDRINUSE"
 and the texts of D9 that ignore case are taken as engines write them."""

@@ -75,11 +75,10 @@ def options(plan: LaunchPlan) -> tuple[Option, ...]:
     if isinstance(plan.endpoint, TcpEndpoint):
         made += address(plan.endpoint)
     made += sizes(spec.layout, tensor="tp-size", pipeline="pp-size", data="dp-size")
-    rendezvous = internal_port(plan)
-    if spec.layout.data == 1 and rendezvous is not None:
+    if spec.layout.data == 1:
         # Left to itself it takes its port plus 100 to 1000 at random, which may be another shard's engine port.
         # With several copies each needs a port of its own, so there it must choose.
-        made.append(Option("nccl-port", (str(rendezvous),)))
+        made.append(Option("nccl-port", (str(internal_port(plan)),)))
     if spec.max_model_len is not None:
         made.append(Option("context-length", (str(spec.max_model_len),)))
     if spec.quantization is not None:

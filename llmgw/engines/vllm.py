@@ -90,10 +90,9 @@ def options(plan: LaunchPlan) -> tuple[Option, ...]:
         pipeline="pipeline-parallel-size",
         data="data-parallel-size",
     )
-    rendezvous = internal_port(plan)
-    if spec.layout.data > 1 and rendezvous is not None:
+    if spec.layout.data > 1:
         # Its fixed default of 29550 would be the same for every data-parallel shard on this node.
-        made.append(Option("data-parallel-rpc-port", (str(rendezvous),)))
+        made.append(Option("data-parallel-rpc-port", (str(internal_port(plan)),)))
     if spec.max_model_len is not None:
         made.append(Option("max-model-len", (str(spec.max_model_len),)))
     if spec.quantization is not None:

@@ -190,6 +190,30 @@ def test_data_parallel_vllm_shards_do_not_share_the_fixed_rpc_port() -> None:
     assert value_after(build_command(plan).argv, "--data-parallel-rpc-port") != "29550"
 
 
+def test_a_data_parallel_vllm_on_a_unix_socket_has_an_rpc_port_of_its_own_too() -> None:
+    ports = set()
+    for name in ("a", "b"):
+        plan = make_plan(
+            EngineKind.VLLM, layout=ParallelLayout(data=2), plan={"endpoint": UnixEndpoint(f"/run/{name}.sock")}
+        )
+        ports.add(int(value_after(build_command(plan).argv, "--data-parallel-rpc-port")))
+    assert len(ports) == 2
+    assert all(29500 <= port <= 29899 for port in ports)
+
+
+def test_quantization_reaches_vllm_and_sglang_and_is_pointed_out_where_the_file_decides() -> None:
+    for kind in (EngineKind.VLLM, EngineKind.SGLANG):
+        assert value_after(build_command(make_plan(kind, quantization="fp8")).argv, "--quantization") == "fp8"
+    command = build_command(make_plan(EngineKind.LLAMACPP, quantization="q4"))
+    assert "q4" not in command.argv
+    assert [problem.code for problem in command.warnings] == ["quantization-unused"]
+
+
+def test_an_empty_command_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the command is empty"):
+        build_command(make_plan(EngineKind.COMMAND, command=()))
+
+
 def test_an_option_in_args_replaces_a_soft_one_of_llmgw() -> None:
     command = build_command(make_plan(EngineKind.SGLANG, args={"log_level_http": "info"}))
     assert command.argv.count("--log-level-http") == 1

@@ -310,6 +310,28 @@ def test_an_adopted_engines_unknown_exit_code_is_said_and_not_invented() -> None
     assert "not known" in diagnose(facts(V, [], None)).cause
 
 
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        (V, CORE + "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."),
+        (V, "terminate called after throwing an instance of 'std::bad_alloc'"),
+        (V, "Segmentation fault (core dumped)"),
+        (V, WORKER + "UnforeseenException: no rule knows it"),
+        (S, SGL_LEADER + "Received sigquit from a child process. It usually means the child failed."),
+        (L, "0.00.018.977 E common_init: failed to load model '/x.gguf'"),
+    ],
+)
+def test_lines_that_only_an_ending_needs_are_pinned_too(engine: EngineKind, line: str) -> None:
+    assert is_error_line(engine, line)
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: failed. See root cause above.", INFO + "torch.OutOfMemoryError: x", "hi"]
+)
+def test_consequences_and_harmless_levels_are_not_pinned(line: str) -> None:
+    assert not is_error_line(V, line)
+
+
 def test_marks_cover_every_rule_so_that_the_cheap_test_loses_nothing() -> None:
     lost = [line for _, engine, line, _ in SAMPLES if not is_error_line(engine, line)]
     assert not lost

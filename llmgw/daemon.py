@@ -36,8 +36,8 @@ from llmgw.control.api import LogSource, ReloadAnswer
 from llmgw.discovery.inventory_json import inventory_json
 from llmgw.discovery.survey import survey
 from llmgw.domain.hardware import Inventory
-from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.host import PortHolder
+from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
 from llmgw.preflight.rules import preflight
 from llmgw.supervisor.follow import LogFollower
@@ -274,7 +274,9 @@ class Daemon:
             return self._inventory
 
     async def _check(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
-        """Preflight of one shard right before its launch."""
+        """Preflight of one shard right before its launch, against the GPUs as they are now."""
+        if spec.pinned_gpus:
+            await self._survey()
         return await trio.to_thread.run_sync(self._preflight, spec, endpoint, abandon_on_cancel=True)
 
     def _preflight(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:

@@ -4,6 +4,7 @@ read in `gpus`. Nothing is raised: a survey that failed is an inventory that say
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -54,6 +55,7 @@ class _NotStarted(Exception):
 
 
 _NOT_STARTED = (126, 127)
+_ERRNO = re.compile(r"\[Errno \d+\] ")
 
 
 async def survey(
@@ -83,7 +85,7 @@ async def survey(
             raise _OutOfTime
         stdout, stderr = answer.stdout.decode("utf-8", "replace"), answer.stderr.decode("utf-8", "replace")
         if answer.code in _NOT_STARTED and not stdout.strip():
-            raise _NotStarted(" ".join(stderr.split())[:300])
+            raise _NotStarted(_ERRNO.sub("", " ".join(stderr.split()))[:300])
         return stdout, stderr, answer.code
 
     try:

@@ -6,13 +6,16 @@ A question that got no answer proves nothing: such a GPU is reported as not conf
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 from attrs import frozen
 
 from llmgw.discovery.gpus import BUSY_MIB
+from llmgw.domain.display import neutralise
 from llmgw.domain.hardware import Gpu, GpuFlag, GpuProcess, Inventory, InventoryError, InventoryStatus
+from llmgw.supervisor.procfs import read_stat
 
 TOLERANCE_MIB = 128
 """Above the level before the launch. The driver's own bookkeeping moves by some ten MiB; what a process leaves
@@ -57,6 +60,19 @@ def used_before(inventory: Inventory | None, gpus: Sequence[int]) -> dict[int, i
     return {index: gpu.memory_used if gpu is not None else None for index, gpu in found.items()}
 
 
+def describe_process(pid: int) -> str | None:
+    """A process as /proc shows it (`python, uid 1000`); None for one that cannot be seen, such as a pid of the host
+    that is told to a container."""
+    stat = read_stat(pid)
+    if stat is None:
+        return None
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return neutralise(stat.comm)
+    return f"{neutralise(stat.comm)}, uid {uid}"
+
+
 async def wait_gpu_release(
     ask: Callable[[], Awaitable[Inventory]],
     gpus: Sequence[int],
@@ -64,12 +80,12 @@ async def wait_gpu_release(
     *,
     timeout: float,
     is_ours: Callable[[int], bool],
-    describe: Callable[[int], str | None] = lambda pid: None,
+    describe: Callable[[int], str | None] | None = None,
 ) -> GpuRelease:
     """Ask until the memory of `gpus` is back to the level `before` the launch, at most `timeout` seconds.
 
-    `is_ours` tells whether a pid is one of the shard's; `describe` gives a visible process in words (`python, uid
-    1000`) and None for one that cannot be seen, such as a pid of the host that is told to a container.
+    `is_ours` tells whether a pid is one of the shard's; `describe` gives a visible process in words and None for
+    one that cannot be seen; without it /proc is asked.
     """
     await trio.lowlevel.checkpoint()
     if not gpus:
@@ -96,9 +112,10 @@ def held_gpus(
     before: Mapping[int, int | None],
     *,
     is_ours: Callable[[int], bool],
-    describe: Callable[[int], str | None] = lambda pid: None,
+    describe: Callable[[int], str | None] | None = None,
 ) -> tuple[HeldGpu, ...]:
     """Those of `gpus` that are not free by this inventory, each with the reason in words."""
+    describe = describe or describe_process
     held = []
     for index in gpus:
         if inventory.status is InventoryStatus.ERROR:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.cli.errors import CommandError
-from llmgw.cli.verdict import examine, own_pids, read_inventory
+from llmgw.cli.verdict import examine, own_pids, saved_inventory
 from llmgw.domain.host import PortHolder
 
 
@@ -77,5 +77,5 @@ def test_a_file_that_is_no_inventory_is_refused_with_the_way_to_make_one(tmp_pat
     path = tmp_path / "inventory.json"
     path.write_text(text)
     with pytest.raises(CommandError) as caught:
-        read_inventory(str(path))
+        saved_inventory(str(path))
     assert caught.value.hint is not None and "llmgw inventory --json" in caught.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus
-from llmgw.supervisor.gpu_release import GpuRelease, used_before, wait_gpu_release
+from llmgw.supervisor.gpu_release import GpuRelease, describe_process, used_before, wait_gpu_release
 
 
 def gpu(index: int, used: int | None, *processes: GpuProcess) -> Gpu:
@@ -132,3 +133,9 @@ async def test_without_a_size_only_a_complete_list_of_processes_frees(
 def test_the_level_before_a_launch_is_unknown_where_nothing_was_read() -> None:
     assert used_before(node(gpu(0, 17)), (0, 1)) == {0: 17, 1: None}
     assert used_before(None, (0,)) == {0: None}
+
+
+def test_a_process_is_told_by_name_and_user_and_one_that_is_gone_not_at_all() -> None:
+    assert (describe_process(os.getpid()) or "").endswith(f", uid {os.getuid()}")
+    # Above the largest pid that Linux gives out.
+    assert describe_process(1 << 22) is None

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from llmgw.discovery.survey import survey
 from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus
+from llmgw.supervisor.children import Children
 from llmgw.supervisor.gpu_release import GpuRelease, describe_process, used_before, wait_gpu_release
+from llmgw.supervisor.tools import ToolResult, run_tool
 
 
 def gpu(index: int, used: int | None, *processes: GpuProcess) -> Gpu:
@@ -139,3 +145,36 @@ def test_a_process_is_told_by_name_and_user_and_one_that_is_gone_not_at_all() ->
     assert (describe_process(os.getpid()) or "").endswith(f", uid {os.getuid()}")
     # Above the largest pid that Linux gives out.
     assert describe_process(1 << 22) is None
+
+
+# -- with a program that stands in for nvidia-smi
+
+
+def fake(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "llmgw.fake.nvidia_smi", *arguments], check=True, timeout=60)
+
+
+async def look(nvidia_smi: Path) -> Inventory:
+    children = Children()
+
+    async def tool(argv: Sequence[str], *, timeout: float) -> ToolResult:
+        return await run_tool(children, argv, timeout=timeout)
+
+    return await survey(tool, nvidia_smi=str(nvidia_smi), timeout=60.0, now=lambda: 1.0)
+
+
+async def test_a_strangers_memory_holds_a_gpu_until_it_is_given_back(tmp_path: Path) -> None:
+    fake("--fake-install", str(tmp_path / "bin"), "--fake-gpu-dir", str(tmp_path / "gpus"))
+    program = tmp_path / "bin" / "nvidia-smi"
+    before = used_before(await look(program), (0,))
+    assert before[0] is not None
+    subprocess.run([program, "--fake-hold", "0", "41000", "4190001"], check=True, timeout=60)
+    with trio.fail_after(120):
+        held = await wait_gpu_release(
+            lambda: look(program), (0,), before, timeout=3.0, is_ours=lambda pid: False, describe=lambda pid: None
+        )
+        assert not held.freed
+        assert "MiB used by pid 4190001 (not ours, not visible)" in str(held)
+        subprocess.run([program, "--fake-drop", "0"], check=True, timeout=60)
+        freed = await wait_gpu_release(lambda: look(program), (0,), before, timeout=60.0, is_ours=lambda pid: False)
+    assert freed.freed

@@ -23,6 +23,7 @@ DROPPED_VARIABLES: Mapping[str, str] = {
     "VLLM_PROCESS_NAME_PREFIX": "changes the process titles by which llmgw sees that loading has begun",
     "VLLM_API_KEY": "a key that llmgw's probes would not know; use `api_key`",
     "LLAMA_API_KEY": "a key that llmgw's probes would not know; use `api_key`",
+    "LLAMA_ARG_API_KEY_FILE": "keys that llmgw's probes would not know; use `api_key`",
     "NOTIFY_SOCKET": "systemd's, meant for llmgw",
     "WATCHDOG_*": "systemd's, meant for llmgw",
     "LISTEN_*": "systemd's, meant for llmgw",

@@ -357,12 +357,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "D34",
         "M",
-        _C(r"unrecognized arguments: (.*)|invalid argument: (.*)|error: argument"),
+        _C(r"unrecognized arguments: (.*)|invalid argument: (.*)|error: argument|error while handling argument"),
         "this version of the engine does not know an option, or not its value",
         "correct args and extra_args of {shard}, or install the version that has it",
         retry=False,
-        exact=_C(r"(?:unrecognized arguments|invalid argument): (?P<words>\S.{0,120})"),
-        exact_cause="this version of the engine does not know: {words}",
+        exact=_C(
+            r"(?:unrecognized arguments: |invalid argument: |error: argument |handling argument )(?P<words>\S.{0,160})"
+        ),
+        exact_cause="this version of the engine does not take: {words}",
     ),
 )
 
@@ -460,7 +462,8 @@ MARKS = (
     "disabled", "offline", "annot ", "not supported", "recognize", "model type", "custom code", "trust_remote",
     "requires you", "Unknown", "does not match", "no NVIDIA", "ailed", "too old", "insufficient", "no kernel",
     "Bootstrap", "NET/IB", "caught", "Timed out", "nable to", "No space", "/dev/shm", "denied", "Read-only",
-    "appears", "xception", "terminate called", "Segmentation", "died", "Received sigquit", "SIGQUIT", "encountered",
+    "appears", "handling", "xception", "terminate called", "Segmentation", "died",
+    "Received sigquit", "SIGQUIT", "encountered",
 )  # fmt: skip
 """Pieces of which every line that a rule can match has at least one: a cheap test before the dear ones. "EADDRINUSE"
 and the texts of D9 that ignore case are taken as engines write them."""

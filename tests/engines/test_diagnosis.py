@@ -79,8 +79,10 @@ SAMPLES: Sequence[tuple[str, EngineKind, str, str]] = (
     ("D31", V, "OSError: [Errno 28] No space left on device", "disk is full"),
     ("D32", S, "PermissionError: [Errno 13] Permission denied: '/var/cache/hub'", "/var/cache/hub"),
     ("D33", V, CORE + "ValueError: VLLM_PORT 'tcp://10.0.0.1:8000' appears to be a URI.", "Kubernetes"),
-    ("D34", V, "vllm: error: unrecognized arguments: --frobnicate", "does not know: --frobnicate"),
-    ("D34", L, "error: invalid argument: --frobnicate", "does not know: --frobnicate"),
+    ("D34", V, "vllm: error: unrecognized arguments: --frobnicate", "does not take: --frobnicate"),
+    ("D34", L, 'error while handling argument "--n-gpu-layers": stoi', 'does not take: "--n-gpu-layers": stoi'),
+    ("D34", V, "vllm serve: error: argument --port: invalid int value: 'x'", "take: --port: invalid int value"),
+    ("D34", L, "error: invalid argument: --frobnicate", "does not take: --frobnicate"),
 )  # fmt: skip
 
 NO_RETRY = {

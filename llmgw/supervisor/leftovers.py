@@ -61,7 +61,8 @@ def remove_unused_shm(files: Collection[ShmFile]) -> ShmCleanup:
     for pid in all_pids():
         used, complete = _files_of(pid)
         in_use |= used
-        if not complete and (uid := _owner(f"/proc/{pid}")) is not None:
+        # A container's first process refuses the look even to root (measured), and serves no engine's memory.
+        if not complete and pid != 1 and (uid := _owner(f"/proc/{pid}")) is not None:
             hidden.add(uid)
     removed: list[ShmFile] = []
     kept: list[tuple[ShmFile, str]] = []

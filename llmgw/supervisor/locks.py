@@ -61,25 +61,6 @@ class Locks:
         self._fds = {}
 
 
-def holder_of(folder: str) -> int | None:
-    """The pid of the supervisor that holds this folder's lock, None when nobody does. Takes nothing.
-
-    0 stands for a holder whose pid cannot be read. Raises OSError when the lock file cannot be opened.
-    """
-    try:
-        fd = os.open(os.path.join(folder, "lock"), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        # A shared lock: two who ask at once do not see each other.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_pid(fd) or 0
-    finally:
-        os.close(fd)
-    return None
-
-
 def _take(path: str, folder: str, inherited: Sequence[int]) -> int:
     while True:
         fd = _open(path, folder, inherited)
@@ -98,8 +79,10 @@ def _take(path: str, folder: str, inherited: Sequence[int]) -> int:
         os.close(fd)
     os.set_inheritable(fd, False)
     try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        text = f"{os.getpid()}\n".encode()
+        # In this order who is refused meanwhile never reads nothing.
+        os.pwrite(fd, text, 0)
+        os.ftruncate(fd, len(text))
     except OSError:
         # A full disk: the lock holds without its text.
         pass

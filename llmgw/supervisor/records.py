@@ -324,9 +324,9 @@ class LoadTimes:
         self._times: dict[str, tuple[float, float]] = {}
         with contextlib.suppress(OSError, ValueError):
             document = _parse_json(read_bounded(self._path, RECORD_LIMIT))
-            for name, (seconds, at) in (document if isinstance(document, dict) else {}).items():
-                if type(seconds) in (int, float) and type(at) in (int, float):
-                    self._times[name] = (float(seconds), float(at))
+            for name, entry in (document if isinstance(document, dict) else {}).items():
+                if isinstance(entry, list) and len(entry) == 2 and all(type(part) in (int, float) for part in entry):
+                    self._times[name] = (float(entry[0]), float(entry[1]))
 
     def get(self, id_: ShardId) -> float | None:
         entry = self._times.get(str(id_))

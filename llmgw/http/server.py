@@ -111,7 +111,8 @@ class HttpServer:
         self, sock: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Accept on a listening socket until cancelled. The socket stays open: its owner closes it."""
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        # trio closes what it serves; an upgrade passes this very socket on afterwards.
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
         # The connections live in a nursery inside serve_listeners: a cancel ends them, whatever they wait for.
         task_status.started()
         await trio.serve_listeners(self.serve_connection, [listener])

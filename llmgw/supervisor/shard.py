@@ -15,7 +15,7 @@ from attrs import frozen
 
 from llmgw.board import Cell, StatusCell
 from llmgw.domain.problem import Reason
-from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
+from llmgw.domain.shard import EngineKind, ShardId, ShardSpec, UnixEndpoint
 from llmgw.domain.status import (
     QUIET_EVENTS,
     ActivitySeen,
@@ -546,7 +546,7 @@ class Life:
             self._engine.served_names,
             listener,
             loading_on_503=self._profile.loading_on_503,
-            unix=self._profile.socket_before_ready,
+            unix=self._profile.socket_before_ready and isinstance(self._engine.endpoint, UnixEndpoint),
             ask_models=bool(self._models_path),
         )
 

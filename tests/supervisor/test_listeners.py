@@ -125,6 +125,7 @@ import os, socket
 from llmgw.supervisor.listeners import port_holders
 server = socket.create_server(('127.0.0.1', 0))
 port = server.getsockname()[1]
+assert port_holders([port])[port].pid == os.getpid()
 if os.fork() == 0:
     server.close()
     os.setuid(65534)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.domain.shard import EngineKind
 from llmgw.domain.status import LoadingSeen, Progress, ProgressSeen
@@ -128,12 +128,12 @@ class ProgressReader:
                 self._bars[worker] = step
             return
         self._announced = step
-        # "Loading weights took" ends the bar of who says it; a later phase begins when everybody is through.
-        self._bars = {
-            name: bar
-            for name, bar in self._bars.items()
-            if bar.phase > step.phase or (bar.phase == step.phase and not (step.ended and name == worker))
-        }
+        # A later phase begins when everybody is through the ones before it.
+        self._bars = {name: bar for name, bar in self._bars.items() if bar.phase >= step.phase}
+        bar = self._bars.get(worker)
+        if step.ended and bar is not None and bar.phase == step.phase:
+            # "Loading weights took" fills the bar of who says it, also when its last piece was lost.
+            self._bars[worker] = evolve(bar, fraction=1.0, done=bar.total, eta=0.0)
 
     def _now(self) -> _Step | None:
         running = [bar for bar in self._bars.values() if bar.fraction != 1.0]

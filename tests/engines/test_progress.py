@@ -104,6 +104,13 @@ def test_a_worker_that_waits_at_the_end_hides_no_slower_one() -> None:
     assert (found.done, found.total) == (3, 10)
 
 
+def test_the_line_that_ends_a_phase_fills_the_bar_of_who_says_it() -> None:
+    worker = "(Worker_TP0 pid=5) "
+    assert last(V, shards(7, 10, worker), worker + "Loading weights took 4 seconds") == Progress(
+        "weights", 1.0, 10, 10, 0.0
+    )
+
+
 def test_a_later_phase_ends_a_bar_that_never_got_full() -> None:
     found = last(V, shards(9, 10, "(Worker pid=5) "), "(EngineCore pid=4) GPU KV cache size: 1 tokens")
     assert found == Progress("kv-cache")

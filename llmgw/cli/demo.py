@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if not args.quiet:
-        print("the demo has ended: no process and no file of it is left, but for the model in the cache")
+        kept = "" if args.fake else ", but for the model in the cache"
+        print(f"the demo has ended: no process and no file of it is left{kept}")
     return DONE
 
 
@@ -238,8 +239,13 @@ def show(ask: Asker, child: subprocess.Popen[bytes], args: argparse.Namespace, f
 
     began = time.monotonic()
     wait_answering(ask, child, folder, args.timeout)
+
+    def standing() -> dict[str, Any]:
+        answer = ask.status()
+        return as_operation("ready", answer["shards"], answer["now"])
+
     code = wishes.follow(
-        [lambda: as_operation("ready", ask.status()["shards"])],
+        [standing],
         args.timeout,
         Follower(look(args.color), quiet=args.quiet),
     )

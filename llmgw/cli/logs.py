@@ -6,7 +6,7 @@ import sys
 import time
 
 from llmgw.cli import wishes
-from llmgw.cli.errors import DONE, UNREACHABLE, CommandError
+from llmgw.cli.errors import DONE, NO_SUCH_SHARD, UNREACHABLE, CommandError
 from llmgw.cli.errors import USAGE as WRONG_LINE
 from llmgw.domain.display import neutralise
 
@@ -118,8 +118,9 @@ def read_lines(ask: Asker, name: str, args: argparse.Namespace) -> Iterator[Line
                 lost_at = None
                 last = at or last
                 yield line
-        except ClientError:
-            if lost_at is None:
+        except ClientError as error:
+            # While llmgw comes back it may have no output yet; a shard that the file no longer has is the end.
+            if lost_at is None or error.exit_code == NO_SUCH_SHARD:
                 raise
         if not args.follow:
             return

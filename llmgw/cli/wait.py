@@ -37,17 +37,17 @@ def run(args: argparse.Namespace) -> int:
 
     def ask_status() -> dict[str, Any]:
         answer = ask.status()
-        return as_operation(args.goal, view.chosen(answer, names)[0])
+        return as_operation(args.goal, view.chosen(answer, names)[0], answer["now"])
 
     return wishes.follow([ask_status], args.timeout, Follower(look(args.color), quiet=args.quiet))
 
 
-def as_operation(goal: str, shards: list[Any]) -> dict[str, Any]:
+def as_operation(goal: str, shards: list[Any], now: float) -> dict[str, Any]:
     """How the wait stands, in the form of an operation that began long ago."""
     verb = "start" if goal == "ready" else "stop"
     states = [standing(goal, shard) for shard in shards]
     state = "failed" if "failed" in states else "running" if "running" in states else "done"
-    return {"verb": verb, "at": 0.0, "state": state, "shards": shards}
+    return {"verb": verb, "at": 0.0, "now": now, "state": state, "shards": shards}
 
 
 def standing(goal: str, shard: dict[str, Any]) -> str:

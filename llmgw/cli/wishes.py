@@ -102,8 +102,10 @@ def follow(looks: Sequence[Look], timeout: float | None, follower: Follower) -> 
         while True:
             running = []
             waiting: list[Shard] = []
+            now = time.time()
             for look in open_looks:
                 operation = look()
+                now = operation.get("now", now)
                 verb, since = operation["verb"], operation["at"]
                 for shard in operation["shards"]:
                     text = outcome(verb, shard, since) if operation["state"] != "failed" else None
@@ -119,7 +121,7 @@ def follow(looks: Sequence[Look], timeout: float | None, follower: Follower) -> 
             open_looks = running
             if not running:
                 break
-            follower.show(waiting, time.time())
+            follower.show(waiting, now)
             if deadline is not None and time.monotonic() >= deadline:
                 raise CommandError(TIME_IS_UP, *out_of_time(waiting, timeout or 0))
             time.sleep(LOOK_INTERVAL)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, frozen
 
 from llmgw.discovery.classes import capability_of, gpu_class
+from llmgw.domain.display import neutralise
 from llmgw.domain.hardware import (
     Gpu,
     GpuFlag,
@@ -186,7 +187,8 @@ def parse_processes(stdout: str, stderr: str, code: int | None) -> ProcessList:
     complete = code == 0 and strange is None
     detail = None
     if not complete:
-        detail = "compute processes are not known: " + (strange or _first_line(stderr) or f"exit code {code}")
+        why = neutralise(strange[:300]) if strange is not None else _first_line(stderr) or f"exit code {code}"
+        detail = f"compute processes are not known: {why}"
     return ProcessList({uuid: tuple(rows) for uuid, rows in found.items()}, complete, detail)
 
 
@@ -246,7 +248,7 @@ def _gpu(row: Mapping[str, str], host: HostMemory) -> Gpu | None:
     uuid = row.get("uuid", "")
     if index is None or not (uuid.startswith("GPU-") or lost):
         return None
-    name = _value(row.get("name", "")) or ""
+    name = neutralise(_value(row.get("name", "")) or "")
     total = _number(row.get("memory.total", ""))
     # [N/A] in every memory cell of a card that is there: host and GPU share the memory.
     unified = total is None and not lost and _is_not_available(row.get("memory.total"))
@@ -319,7 +321,7 @@ def _switch(cell: str) -> bool | None:
 
 
 def _first_line(text: str) -> str | None:
-    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), None)
+    return next((neutralise(line.strip()[:300]) for line in text.splitlines() if line.strip()), None)
 
 
 def _partial_detail(lost: Sequence[LostGpu], strange: str | None, code: int | None) -> str:
@@ -327,5 +329,5 @@ def _partial_detail(lost: Sequence[LostGpu], strange: str | None, code: int | No
         names = ", ".join(f"GPU {gpu.index}" if gpu.index is not None else f"the GPU at {gpu.bus_id}" for gpu in lost)
         return f"{names} dropped off"
     if strange is not None:
-        return f"nvidia-smi also said: {strange[:300]}"
+        return f"nvidia-smi also said: {neutralise(strange[:300])}"
     return f"nvidia-smi ended with exit code {code}"

@@ -6,7 +6,7 @@ What the files alone show (two shards with one port, a port in the ephemeral ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -49,11 +49,10 @@ Check = Callable[[ShardSpec, Situation], Iterator[Problem]]
 
 @frozen
 class Rule:
-    """One rule. `codes` are all it can report; `meaning` is the first sentence of its documentation."""
+    """One rule. `codes` are all it can report, each with the paragraph that documents it."""
 
-    codes: tuple[str, ...]
-    meaning: str
     check: Check
+    codes: Mapping[str, str]
 
 
 def preflight(
@@ -347,16 +346,101 @@ def _problem(
     return Problem(code, message, hint, where=spec.written_at(*keys), severity=severity)
 
 
+def allowance_unknown(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    for position, code in enumerate(spec.allow):
+        if code not in CODES:
+            yield _problem(
+                spec,
+                "allowance-unknown",
+                "allow",
+                f'"{code}" is the code of no rule, so it allows nothing',
+                f"codes: {', '.join(sorted(CODES))}",
+                severity="warning",
+                position=position,
+            )
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(("port-taken",), "Another process holds the port.", port_taken),
-    Rule(("program-missing",), "The program of the command cannot be found.", program_missing),
-    Rule(("weights-missing",), "The weights are not where they should be.", weights_missing),
-    Rule(("workdir-missing",), "The working folder is not there.", workdir_missing),
-    Rule(("heads",), "The tensor-parallel size does not divide the model's attention heads.", heads_not_divisible),
-    Rule(("context-length",), "More context is asked for than the model has.", context_too_long),
-    Rule((pins.MISSING, pins.UNKNOWN, pins.TWICE), "A GPU that is named cannot be given.", gpus_not_there),
-    Rule(("gpu-taken",), "Two shards name one GPU.", gpu_taken),
-    Rule(("gpu-unfit",), "A GPU is sick or in MIG mode.", gpu_unfit),
-    Rule(("mixed-gpu-classes", "gpu-memory-unknown"), "GPUs of one group are not alike.", mixed_gpus),
-    Rule(("fp8-capability", "capability-unknown"), "The GPUs have no native fp8.", fp8_capability),
+    Rule(
+        port_taken,
+        {
+            "port-taken": "Another process holds the port. It is named as far as /proc shows it; a process that cannot "
+            "be seen belongs to another user or to another container.",
+        },
+    ),
+    Rule(
+        program_missing,
+        {
+            "program-missing": "The program of `command` is not on the PATH of this process, or cannot be executed. "
+            "The PATH of a service is short: an engine in a virtual environment needs its whole path.",
+        },
+    ),
+    Rule(
+        weights_missing,
+        {
+            "weights-missing": "The path of `weights` does not exist, or the user that llmgw runs as may not read it. "
+            "Engines would take it for a name on a hub and fail later. Hub names are not looked up.",
+        },
+    ),
+    Rule(workdir_missing, {"workdir-missing": "The folder of `workdir` does not exist, or is no folder."}),
+    Rule(
+        heads_not_divisible,
+        {
+            "heads": "vLLM and SGLang give each GPU of a tensor-parallel group the same number of attention heads, so "
+            "the size must divide them. Further GPUs can be used with `pipeline_parallel`. Only asked when `weights` "
+            "is a local folder with a `config.json`.",
+        },
+    ),
+    Rule(
+        context_too_long,
+        {
+            "context-length": "`max_model_len` is above what the model's `config.json` gives, scaled positions "
+            "included. The engine would refuse to start; its own variable for longer contexts in `env` ends the rule.",
+        },
+    ),
+    Rule(
+        gpus_not_there,
+        {
+            pins.MISSING: "A GPU that `gpus` names is not on this node, has dropped off, or there is no `nvidia-smi`. "
+            "Allowed, the entries are passed on as they are written.",
+            pins.UNKNOWN: "`nvidia-smi` failed or hung, so nothing is known about the GPUs. Unknown is not free: "
+            "nothing is started on them.",
+            pins.TWICE: "Two entries of `gpus` mean one card.",
+        },
+    ),
+    Rule(
+        gpu_taken,
+        {
+            "gpu-taken": "Two shards name one GPU in two ways, such as by index and by UUID. Both need `share_gpus`, "
+            "or both `idle_timeout`, for that to be meant.",
+        },
+    ),
+    Rule(
+        gpu_unfit,
+        {
+            "gpu-unfit": "A GPU needs a reset, has uncorrected memory errors or failed row remaps, or is in MIG mode "
+            "and cannot be used as a whole.",
+        },
+    ),
+    Rule(
+        mixed_gpus,
+        {
+            "mixed-gpu-classes": "vLLM and SGLang split evenly and size by one card: in a mixed tensor-parallel group "
+            "the smaller card runs out of memory or the slower one sets the pace. Two shards may use the two classes.",
+            "gpu-memory-unknown": "The driver does not say how much memory a card of the group has.",
+        },
+    ),
+    Rule(
+        fp8_capability,
+        {
+            "fp8-capability": "Weights in fp8 need compute capability 8.9 (Ada, Hopper, Blackwell). Below it vLLM runs "
+            "them in 16 bit, slower than the file promises, and SGLang fails on first use; so it is refused unless "
+            "allowed. A key-value cache in fp8 is a storage format and always allowed.",
+            "capability-unknown": "The driver does not tell the compute capability that fp8 needs.",
+        },
+    ),
+    Rule(allowance_unknown, {"allowance-unknown": "A word in `allow` is the code of no rule."}),
 )
+
+CODES: Mapping[str, str] = {code: text for rule in RULES for code, text in rule.codes.items()}
+"""Every code that preflight can report, with the paragraph that documents it."""

@@ -17,7 +17,7 @@ from llmgw.domain.problem import Problem, Where
 from llmgw.domain.shard import EngineKind, ParallelLayout, ShardSpec
 from llmgw.preflight.model_config import attention_heads, context_length, has_fp8_weights
 from llmgw.preflight.needs import needs
-from llmgw.preflight.rules import RULES, preflight
+from llmgw.preflight.rules import CODES, RULES, preflight
 
 
 def shard(name: str = "big", **keys: Any) -> ShardSpec:
@@ -338,10 +338,17 @@ def test_a_failing_nvidia_smi_refuses_pinned_gpus_and_nobody_else() -> None:
     assert codes(preflight((shard("a", gpus=(0,)), shard("b")), facts)) == [("gpu-unknown", "error")]
 
 
-def test_every_code_stands_once_in_the_table_and_is_a_plain_word() -> None:
+def test_every_code_stands_once_in_the_table_with_a_paragraph() -> None:
     listed = [code for rule in RULES for code in rule.codes]
-    assert len(listed) == len(set(listed))
-    assert all(code.replace("-", "").isalpha() or code == "fp8-capability" for code in listed)
+    assert len(listed) == len(set(listed)) == len(CODES)
+    assert all(text.endswith(".") for text in CODES.values())
+
+
+def test_an_allowance_for_no_rule_is_a_warning_that_lists_the_codes() -> None:
+    (problem,) = preflight((shard(allow=("fp8-capability", "fp8")),), HostFacts())
+    assert (problem.code, problem.severity) == ("allowance-unknown", "warning")
+    assert problem.message == 'shard "big" allow: "fp8" is the code of no rule, so it allows nothing'
+    assert "fp8-capability" in (problem.hint or "")
 
 
 def test_needs_names_what_the_rules_look_up() -> None:

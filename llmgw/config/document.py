@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from llmgw.config.positions import Positions, scan
+from llmgw.config.positions import MAX_DEPTH, Positions, scan
 from llmgw.domain.problem import Path, Problem, Where
 
 MAX_FILE = 4 << 20
@@ -81,6 +81,9 @@ def read_document(file: SourceFile) -> Document:
         # Nesting of thousands of brackets; a date such as 2024-13-45 or a number of thousands of digits.
         why = "values are nested too deeply" if isinstance(error, RecursionError) else "a value that cannot be read"
         return Document(file, text, problems=(Problem("syntax", why, where=Where(file.path, 1, 1)),))
+    if _depth(raw) > MAX_DEPTH:
+        problem = Problem("syntax", "values are nested too deeply", where=Where(file.path, 1, 1))
+        return Document(file, text, problems=(problem,))
     return Document(file, text, raw, scan(text))
 
 
@@ -119,9 +122,13 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
         line_start = text.rfind("\n", 0, offset) + 1
         line = text[line_start:offset]
     assigned = _ASSIGNMENT.match(line)
-    if unclosed := _unclosed_string(text, positions, line_start):
-        where = positions.line_column(unclosed)[0]
-        return "a string is not closed", f"the string begun in line {where} needs its closing quote", unclosed
+    if unclosed := _unclosed(text, positions):
+        begun, kind = unclosed
+        where = positions.line_column(begun)[0]
+        if kind == "string":
+            return "a string is not closed", f"the string begun in line {where} needs its closing quote", begun
+        if told.startswith("Unclosed") or offset >= len(text.rstrip()):
+            return f"a {kind} is not closed", f"the {kind} begun in line {where} needs its closing bracket", begun
     if assigned is None:
         if "=" not in line and not line.lstrip().startswith("["):
             return told, "a line is KEY = VALUE, [TABLE] or [[TABLE]]", offset
@@ -158,29 +165,26 @@ def _repeated(positions: Positions, told: str, offset: int) -> tuple[str, str | 
     return f'key "{_cut(name)}" is given twice', f"first given in line {line}; remove one", second
 
 
-def _unclosed_string(text: str, positions: Positions, line_start: int) -> int | None:
-    """Where a string begins that is not closed: on the line of the fault, or a multi-line one before it."""
-    end = text.find("\n", line_start)
-    line = text[line_start : end if end >= 0 else len(text)]
-    quote = ""
-    begun = at = 0
-    while at < len(line):
-        char = line[at]
-        if quote:
-            if char == "\\" and quote == '"':
-                at += 1
-            elif char == quote:
-                quote = ""
-        elif line.startswith(('"""', "'''"), at):
-            return line_start + at if text.find(line[at : at + 3], line_start + at + 3) < 0 else None
-        elif char in "\"'":
-            quote, begun = char, at
-        elif char == "#":
-            break
-        at += 1
-    if quote:
-        return line_start + begun
-    last = max(positions.spans.values(), key=lambda span: span.start, default=None)
-    if last is not None and text.startswith(('"""', "'''"), last.start) and last.end == last.start:
-        return last.start
-    return None
+def _unclosed(text: str, positions: Positions) -> tuple[int, str] | None:
+    """Where the last value that the scanner could not finish begins, and what it is."""
+    unfinished = [span for span in positions.spans.values() if span.end == span.start]
+    if not unfinished:
+        return None
+    last = max(unfinished, key=lambda span: span.start)
+    kinds = {'"': "string", "'": "string", "[": "list", "{": "table"}
+    kind = kinds.get(text[last.start : last.start + 1])
+    return None if kind is None else (last.start, kind)
+
+
+def _depth(raw: Any) -> int:
+    """How deeply tables and lists are nested, counted without recursion."""
+    deepest = 0
+    left = [(raw, 1)]
+    while left:
+        value, depth = left.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, dict):
+            left += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            left += [(inner, depth + 1) for inner in value]
+    return deepest

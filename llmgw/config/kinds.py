@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from llmgw.config.units import format_duration, format_size, parse_duration, parse_size
 from llmgw.domain.problem import Path
@@ -30,6 +30,8 @@ class Refusal:
     message: str
     hint: str | None = None
     path: Path = ()
+    at_key: bool = False
+    """The fault is the key, not its value."""
     also: Path | None = None
     """A key that must be taken as touched by this mistake: the suggestion for a misspelled one."""
 
@@ -352,7 +354,7 @@ def _each(read: Callable[[Raw], Any], items: Any) -> tuple[list[Any], list[Refus
             values.append(read(raw))
         except Refused as error:
             values.append(None)
-            refusals += [Refusal(r.code, r.message, r.hint, (key, *r.path)) for r in error.refusals]
+            refusals += [evolve(r, path=(key, *r.path)) for r in error.refusals]
     return values, refusals
 
 
@@ -365,6 +367,8 @@ class Entries:
     """Why a name cannot be a key here; None when it can."""
     sample: str
     """One entry, for hints."""
+    instead_of_list: str = ""
+    """Where a list belongs that was written here."""
 
     @property
     def text(self) -> str:
@@ -372,9 +376,10 @@ class Entries:
 
     def read(self, raw: Raw) -> Mapping[str, Any]:
         if not isinstance(raw, dict):
-            raise wrong_type("a table", raw, f"write {{ {self.sample} }}")
+            instead = f", or {self.instead_of_list}" if isinstance(raw, list) and self.instead_of_list else ""
+            raise wrong_type("a table", raw, f"write {{ {self.sample} }}{instead}")
         refusals = [
-            Refusal(found.code, found.message, found.hint, (name,)) for name in raw if (found := self.key(name))
+            Refusal(found.code, found.message, found.hint, (name,), True) for name in raw if (found := self.key(name))
         ]
         values, more = _each(self.item.read, raw.items())
         if refusals or more:
@@ -430,14 +435,14 @@ class SecretKind:
             for key in unknown:
                 meant = closest(key, self.forms)
                 hint = f'did you mean "{meant}"?' if meant else f"a secret is {listed}"
-                refusals.append(Refusal("unknown-key", f'unknown key "{key[:60]}" in a secret', hint, (key,)))
+                refusals.append(Refusal("unknown-key", f'unknown key "{key[:60]}" in a secret', hint, (key,), True))
             raise Refused(*refusals)
         if len(raw) != 1:
             what = "none is given" if not raw else f"{len(raw)} are given ({', '.join(raw)})"
             raise refuse("secret-form", f"exactly one of {', '.join(self.forms)} must say where the secret is; {what}")
         ((form, word),) = raw.items()
         if type(word) is not str:
-            got = described(word).split(" ")[1]
+            got = " ".join(described(word).split(" ")[:2])  # without the value
             raise refuse("wrong-type", f"expected a string, got {got}", path=(form,))
         return self._checked(form, word)
 
@@ -470,7 +475,7 @@ def _is_unset(raw: Raw) -> bool:
 
 
 def _read_unset(raw: Raw) -> Any:
-    if raw != {"unset": True}:
+    if len(raw) != 1 or raw["unset"] is not True:
         raise refuse("bad-value", "unset stands alone and is true", "write { unset = true }")
     return UNSET
 

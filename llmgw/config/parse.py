@@ -138,7 +138,7 @@ def _with_files(config: Config, files: Sequence[SourceFile], reading: Reading) -
 
 
 def _check_emptiness(reading: Reading, merged: Written, documents: Sequence[Document]) -> None:
-    if any(doc.problems for doc in documents) or not merged.is_usable("shard", "gateway"):
+    if any(problem.is_error for problem in reading.problems):
         return
     if not merged.arrays.get("shard") and "gateway" not in merged.tables:
         hint = "write a [[shard]] with name and model; llmgw.toml.example shows everything"

@@ -23,6 +23,13 @@ _LITERAL = re.compile(r"'([^'\n]*)'")
 # A multi-line string may end in up to two quotes more than the three that close it.
 _MULTI_BASIC = re.compile(r'"""(?:[^"\\]|\\[\s\S]|"(?!""))*"""(?:"{0,2})')
 _MULTI_LITERAL = re.compile(r"'''(?:[^']|'(?!''))*'''(?:'{0,2})")
+_TRIPLE = ('"""', "'''")
+_STRINGS = {
+    (False, '"'): _BASIC,
+    (False, "'"): _LITERAL,
+    (True, '"'): _MULTI_BASIC,
+    (True, "'"): _MULTI_LITERAL,
+}
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([btnfr\"\\]))")
 _ESCAPED = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
@@ -111,17 +118,21 @@ class _Scanner:
         self.expect("]" * len(brackets))
         if brackets == "[":
             path = self.inside(keys)
-            for length in range(1, len(path)):
-                self.positions.implied.setdefault(path[:length], Span(start, start, self.at))
+            self.imply(path, start)
             self.note(path, Span(start, start, self.at), repeats=True)
             return path
         array = (*self.inside(keys[:-1]), keys[-1])
+        self.imply(array, start)
         index = self.last_index.get(array, -1) + 1
         self.last_index[array] = index
         self.positions.spans.setdefault(array, Span(start, start, self.at))
         path = (*array, index)
         self.note(path, Span(start, start, self.at))
         return path
+
+    def imply(self, path: Path, start: int) -> None:
+        for length in range(1, len(path)):
+            self.positions.implied.setdefault(path[:length], Span(start, start, self.at))
 
     def inside(self, keys: list[str]) -> Path:
         """The path that a header's keys mean: an array of tables stands for its last table."""
@@ -171,9 +182,12 @@ class _Scanner:
             self.array(path, depth + 1)
         elif opening == "{":
             self.inline_table(path, depth + 1)
-        elif not any(self.take(form) for form in (_MULTI_BASIC, _MULTI_LITERAL, _BASIC, _LITERAL)):
-            if opening in ('"', "'") or self.take(_SCALAR) is None:
+        elif opening in ('"', "'"):
+            if self.take(_STRINGS[self.text[start : start + 3] in _TRIPLE, opening]) is None:
                 raise _Stop
+        elif self.take(_SCALAR) is None:
+            raise _Stop
+        else:
             while self.text[self.at - 1] in " \t":
                 self.at -= 1
         if self.positions.spans[path].start == start:

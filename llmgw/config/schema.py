@@ -230,7 +230,7 @@ def _variables() -> Entries:
 
 
 def _options() -> Entries:
-    return Entries(ArgEntry(), _option, "enable-prefix-caching = true")
+    return Entries(ArgEntry(), _option, "enable-prefix-caching = true", "extra_args for a list of words")
 
 
 def _path(**more: Any) -> Text:

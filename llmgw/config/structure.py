@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import cattrs
-from attrs import frozen
+from attrs import evolve, frozen
 from cattrs.errors import AttributeValidationNote, ClassValidationError, ForbiddenExtraKeysError
 from cattrs.gen import make_dict_structure_fn, override
 
@@ -112,7 +112,7 @@ def _as_array(raw: dict[str, Raw], table: Table) -> Iterator[Refusal]:
     """`[shard.qwen2.5]` parses without error as tables in tables: say what it is and what was meant."""
     nested = {key: value for key, value in raw.items() if key not in table.by_name and isinstance(value, dict)}
     if not nested:
-        yield Refusal("not-an-array", f"[{table.title}] is a single table", f"write [[{table.title}]]")
+        yield Refusal("not-an-array", f"[{table.title}] is a single table", f"write [[{table.title}]]", at_key=True)
     for key, value in nested.items():
         yield _dotted(key, value, table, (key,))
 
@@ -127,7 +127,9 @@ def _dotted(key: str, value: Raw, table: Table, path: Path) -> Refusal:
     name = ".".join(parts)
     chain = " with a table ".join(f'"{part[:60]}"' for part in parts)
     message = f"[{table.title}.{name[:80]}] makes a table {chain}"
-    return Refusal("not-an-array", message, f'write [[{table.title}]] with name = "{name[:80]}"', (*path, *parts[1:]))
+    return Refusal(
+        "not-an-array", message, f'write [[{table.title}]] with name = "{name[:80]}"', (*path, *parts[1:]), True
+    )
 
 
 _CONVERTER = _converter()
@@ -165,7 +167,7 @@ def _flatten(error: Exception, path: Path, table: Table) -> Iterator[Fault]:
             yield from _flatten(inner, (*path, *more), table)
     elif isinstance(error, Refused):
         for r in error.refusals:
-            yield Fault(Refusal(r.code, r.message, r.hint, (*path, *r.path), r.also), table)
+            yield Fault(evolve(r, path=(*path, *r.path)), table)
     elif isinstance(error, ForbiddenExtraKeysError):
         for name in sorted(error.extra_fields):
             yield Fault(_unknown(name, path, table), table)
@@ -179,17 +181,19 @@ def _unknown(name: str, path: Path, table: Table) -> Refusal:
     if table is DEFAULTS or table in ENGINE_DEFAULTS.values():
         why = why_not_in_defaults(name)
         if why is not None and name not in table.by_name:
-            return Refusal("not-in-defaults", f'"{name}" cannot stand in [{table.title}]', why, here)
+            return Refusal("not-in-defaults", f'"{name}" cannot stand in [{table.title}]', why, here, True)
     word = name.lower().replace("-", "_")
     if word in NOT_TAKEN:
-        return Refusal("unknown-key", message, f"llmgw has no such thing: {NOT_TAKEN[word]}", here)
+        return Refusal("unknown-key", message, f"llmgw has no such thing: {NOT_TAKEN[word]}", here, True)
     known = [key.name for key in table.keys]
     foreign = {foreign.replace("-", "_"): key for foreign, key in table.foreign.items()}
     meant = foreign.get(word) or foreign.get(word.replace("_", "")) or (word if word in known else None)
     meant = meant or closest(name, known)
     if meant is None:
-        return Refusal("unknown-key", message, f"llmgw explain {table.title or 'FILE'} lists the keys".strip(), here)
-    return Refusal("unknown-key", message, f'did you mean "{meant}"?', here, (*path, meant))
+        return Refusal(
+            "unknown-key", message, f"llmgw explain {table.title or 'FILE'} lists the keys".strip(), here, True
+        )
+    return Refusal("unknown-key", message, f'did you mean "{meant}"?', here, True, (*path, meant))
 
 
 def unknown_table_in_shard(fault: Fault, raw: Raw) -> Fault:

@@ -21,7 +21,7 @@ BYTES = {
 """Units of a size in bytes."""
 
 _PAIR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]i?B|B)")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([KMGT]i?B|B)")
 LONGEST = 100 * 365 * 86400.0
 """Seconds. A duration beyond a century is a typing mistake, and deadlines must stay well inside a float."""
 
@@ -61,7 +61,10 @@ def format_duration(seconds: float) -> str:
 def parse_size(text: str) -> int | None:
     """Bytes of `512MiB`, `1.5TiB` or `80 GB`; None when the text is no size."""
     match = _SIZE.fullmatch(text)
-    return None if match is None else round(float(match[1]) * BYTES[match[2]])
+    if match is None:
+        return None
+    unit = BYTES[match[2]]
+    return round(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def format_size(size: int) -> str:

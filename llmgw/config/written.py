@@ -62,8 +62,7 @@ def read_written(reading: Reading, doc: Document) -> Written:
     for fault in faults:
         inner = _at(doc.raw, fault.refusal.path)
         refusal = unknown_table_in_shard(fault, inner).refusal
-        at_key = refusal.code in ("unknown-key", "not-in-defaults", "not-an-array", "owned-variable", "reserved")
-        reading.report(Place(doc, refusal.path), refusal.code, refusal.message, refusal.hint, at_key=at_key)
+        reading.report(Place(doc, refusal.path), refusal.code, refusal.message, refusal.hint, at_key=refusal.at_key)
         for path in (refusal.path, refusal.also or ()):
             for length, step in enumerate(path):
                 broken.setdefault(path[:length], set()).add(str(step))

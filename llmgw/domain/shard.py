@@ -272,8 +272,6 @@ class LaunchPlan:
     """As found beside the executable; None is unknown."""
     secret_variables: frozenset[str] = frozenset()
     """Names of environment variables that some table uses as a secret: dropped unless written in `env`."""
-    key_file: str | None = None
-    """A 0600 file that holds the key, for engines that take it from a file."""
     rendezvous_ports: tuple[int, int] = (29500, 29899)
     """`node.rendezvous_ports`: where the ranks of one instance find each other."""
 

@@ -575,7 +575,7 @@ def make_plan(
         devices=devices.visible,
         engine_version=version,
         secret_variables=config.secret_variables,
-        key_file=os.path.join(tmp_dir, "key"),
+        rendezvous_ports=config.node.rendezvous_ports,
     )
 
 
@@ -588,14 +588,10 @@ def _version(spec: ShardSpec, env: Mapping[str, str]) -> str | None:
 
 
 def _make_folders(plan: LaunchPlan) -> None:
-    """The engine's own folders, and the key file where one is wanted; what stands in the way of a socket goes."""
+    """The engine's own folders; what stands in the way of a socket goes."""
     os.makedirs(plan.tmp_dir, mode=0o700)
     if plan.spec.workdir is None:
         os.makedirs(plan.work_dir, mode=0o750, exist_ok=True)
-    if plan.spec.api_key is not None and plan.key_file is not None:
-        descriptor = os.open(plan.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(plan.spec.api_key.reveal() + "\n")
     if isinstance(plan.endpoint, UnixEndpoint):
         # A socket file outlives its engine, and vLLM does not start on one (measured).
         try:

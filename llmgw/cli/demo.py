@@ -34,7 +34,9 @@ bits; its weights are under the Gemma Terms of Use (https://ai.google.dev/gemma/
 The model file is joined once (253 MB) in $XDG_CACHE_HOME/llmgw, else ~/.cache/llmgw; everything else lies in a
 temporary directory that is removed at the end. Nothing listens beyond this machine.
 """
-QUESTION = "Why is the sky blue? Answer in one sentence."
+QUESTION = "What is the capital of France?"
+PROMPT = "Question: How many legs does a spider have?\nAnswer: A spider has eight legs.\n\nQuestion: {}\nAnswer:"
+"""The model is the pretrained one, not tuned for chat: it answers well only what continues such a text."""
 SHARD = "gemma"
 MODEL = "gemma-3-270m"
 MEMORY = 4096
@@ -308,13 +310,19 @@ def question_answered(endpoint: str, question: str) -> str:
     from urllib.parse import urlsplit
 
     address = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    body = {"model": MODEL, "max_tokens": 120, "messages": [{"role": "user", "content": question}]}
+    body = {
+        "model": MODEL,
+        "prompt": PROMPT.format(question),
+        "max_tokens": 80,
+        "temperature": 0,
+        "stop": ["\n"],
+    }
     try:
         connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=120)
         connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
         )  # fmt: skip
         answer = json.loads(connection.getresponse().read())
-        return str(answer["choices"][0]["message"]["content"]).strip()
+        return str(answer["choices"][0]["text"]).strip()
     except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         raise CommandError(FAILED, f"cannot ask the model at {endpoint}: {error}", "see: llmgw logs gemma") from error

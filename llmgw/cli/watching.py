@@ -41,6 +41,8 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
+            # Whatever is drawn once more at the end must be nothing.
+            self._live.update("", refresh=True)
             self._live.stop()
 
     def show(self, shards: Sequence[Any], now: float) -> None:

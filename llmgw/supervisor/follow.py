@@ -41,9 +41,9 @@ PACE_BEHIND = 0.25
 BUSY = 128 * 1024
 """Bytes in one look above which the next one waits longer."""
 POLL = 1.0
-DRAIN_GRACE = 0.2
-"""Seconds that the last bytes may take to arrive after the last process is gone (they are there at once, unless
-somebody else has the file open)."""
+DRAIN_MAX = 1.0
+"""Seconds for reading what is left when the last process is gone. All of it is there at once, since a write to a file
+is done when it returns; the limit is for somebody else who has the file open and goes on writing."""
 READ_BACK = 1024 * 1024
 """Bytes before the end in which the start of the present launch is looked for."""
 
@@ -101,20 +101,29 @@ class _File:
         self.position = 0
         self.rotate_above = rotate_above
         self.settled = True
-        self.ended = False
-        """Drained: nothing comes any more, and the descriptor is closed."""
+        self.reading = trio.Lock()
+        """Held while it is read to the end, or rotated: at a rotation the position changes its meaning."""
+        self.read_at = 0.0
+        """When something was last read, by trio's clock."""
         self.news = trio.Event()
+        self._ended = False
 
     def open(self) -> bool:
-        if self.fd < 0 and not self.ended:
+        if self.fd < 0 and not self._ended:
             with contextlib.suppress(OSError):
                 self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         return self.fd >= 0
 
-    def close(self) -> None:
+    def has_ended(self) -> bool:
+        """Drained: nothing comes any more, and the descriptor is closed."""
+        return self._ended
+
+    def end(self) -> None:
+        self._ended = True
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        self.news.set()
 
     def size(self) -> int:
         """Bytes in the file; starts over when it was truncated."""
@@ -136,7 +145,9 @@ class _File:
             log.warning("cannot read %s: %s", self.path, error.strerror)
             return b""
         self.position += len(data)
-        self.settled = self.settled and not data
+        if data:
+            self.settled = False
+            self.read_at = trio.current_time()
         return data
 
 
@@ -160,6 +171,7 @@ class LogFollower:
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wake the followers of files that have grown, until cancelled."""
+        os.makedirs(self.log_dir, mode=0o700, exist_ok=True)
         async with trio.open_nursery() as nursery:
             watch = _watch(self.log_dir)
             if watch is not None:
@@ -185,11 +197,7 @@ class LogFollower:
         Begins at the start of the launch where that is in reach.
         """
         file = self._begin(path)
-        if not file.open():
-            return
-        size = file.size()
-        start = max(0, size - READ_BACK)
-        data = await trio.to_thread.run_sync(_read_range, os.dup(file.fd), start, size, abandon_on_cancel=True)
+        start, data = await trio.to_thread.run_sync(_read_end, path, abandon_on_cancel=True)
         file.position = start + len(data)
         file.settled = False
         await self._feed_all(tail, data[_start_of_launch(data, whole=start == 0) :])
@@ -200,22 +208,24 @@ class LogFollower:
         Goes on from the marker, from what was read back, or from the beginning.
         """
         file = self._followed.get(path) or self._begin(path)
-        while not file.ended:
+        while not file.has_ended():
             moved = await self._read_all(file, tail, on_lines)
             if file.position > file.rotate_above:
-                await self._rotate(file, tail, on_lines)
+                async with file.reading:
+                    await self._rotate(file, tail, on_lines)
             await trio.sleep(PACE_BEHIND if moved > BEHIND else PACE_BUSY if moved > BUSY else PACE)
-            await self._wait_news(file, tail, on_lines)
+            while not file.has_ended() and file.size() == file.position:
+                await self._wait_news(file, tail, on_lines)
         await trio.sleep_forever()
 
-    async def drain(self, path: str, tail: FollowedTail, *, grace: float = DRAIN_GRACE) -> None:
+    async def drain(self, path: str, tail: FollowedTail) -> None:
         """The engine is gone: bring all it wrote into the tail, the unterminated rest included, and stop following."""
         file = self._followed.get(path)
         if file is None:
             return
-        deadline = trio.current_time() + grace
-        while await self._read_all(file, tail, None) or trio.current_time() < deadline:
-            await trio.sleep(grace / 4)
+        with trio.move_on_after(DRAIN_MAX):
+            while await self._read_all(file, tail, None):
+                pass
         tail.flush(self._now())
         tail.announce()
         self._end(file)
@@ -230,64 +240,78 @@ class LogFollower:
         return file
 
     def _end(self, file: _File) -> None:
-        file.ended = True
-        file.close()
-        file.news.set()
+        file.end()
         if self._followed.get(file.path) is file:
             del self._followed[file.path]
 
     async def _wait_news(self, file: _File, tail: FollowedTail, on_lines: OnLines) -> None:
-        while not file.ended and file.size() == file.position:
-            file.news = trio.Event()
-            await file.news.wait()
-            if not file.ended and file.size() == file.position and not file.settled:
-                file.settled = True
-                _tell(tail, tail.settle(self._now()), on_lines)
+        file.news = trio.Event()
+        await file.news.wait()
+        quiet = trio.current_time() - file.read_at > POLL / 2
+        if quiet and file.size() == file.position and not file.settled:
+            file.settled = True
+            _tell(tail, tail.settle(self._now()), on_lines)
 
     async def _read_all(self, file: _File, tail: FollowedTail, on_lines: OnLines | None) -> int:
         """Read to the end as it is now, in slices, skipping what is too much; the number of bytes that were there."""
-        await trio.lowlevel.checkpoint()
-        size = file.size()
-        backlog = size - file.position
-        keep_from = size - KEEP if backlog > BEHIND else 0
-        while file.position < size:
-            async with self._turn:
-                if file.ended:
+        async with file.reading:
+            size = file.size()
+            backlog = max(0, size - file.position)
+            keep_from = size - KEEP if backlog > BEHIND else 0
+            while file.position < size:
+                async with self._turn:
+                    if file.has_ended():
+                        break
+                    behind = keep_from - file.position
+                    data = file.take(min(SCAN_SLICE, behind) if behind > 0 else SLICE)
+                    if behind > 0:
+                        tail.scan(data, self._now())
+                        tail.announce()
+                    else:
+                        _tell(tail, tail.feed(data, self._now()), on_lines)
+                if not data or file.size() < size:
+                    # It was truncated, or cannot be read: the next look starts over.
                     break
-                behind = keep_from - file.position
-                data = file.take(min(SCAN_SLICE, behind) if behind > 0 else SLICE)
-                if behind > 0:
-                    tail.scan(data, self._now())
-                    tail.announce()
-                else:
-                    _tell(tail, tail.feed(data, self._now()), on_lines)
-            if not data or file.size() < size:
-                # It was truncated, or cannot be read: the next look starts over.
-                break
-        return backlog
+            return backlog
 
     async def _feed_all(self, tail: FollowedTail, data: bytes, on_lines: OnLines | None = None) -> None:
-        for start in range(0, len(data), SLICE):
+        """Feed what was read in one piece, by the same rule as `_read_all`."""
+        keep_from = len(data) - KEEP if len(data) > BEHIND else 0
+        position = 0
+        while position < len(data):
             async with self._turn:
-                _tell(tail, tail.feed(data[start : start + SLICE], self._now()), on_lines)
+                behind = keep_from - position
+                piece = data[position : position + (min(SCAN_SLICE, behind) if behind > 0 else SLICE)]
+                if behind > 0:
+                    tail.scan(piece, self._now())
+                    tail.announce()
+                else:
+                    _tell(tail, tail.feed(piece, self._now()), on_lines)
+            position += len(piece)
 
     # -- rotation ----------------------------------------------------------------------------------------
 
     async def _rotate(self, file: _File, tail: FollowedTail, on_lines: OnLines) -> None:
         """Copy and truncate. A full or broken disk raises nothing: the file goes on growing, or starts over."""
+        if file.has_ended():
+            return
+        # A descriptor of its own: this one may be closed meanwhile, and its number given to another file.
+        source = os.dup(file.fd)
         try:
             # A write in a thread is never abandoned, it would go on behind our back: this waits for the disk.
-            copy, end = await trio.to_thread.run_sync(_copy_and_truncate, os.dup(file.fd), file.path, self._files)
+            copy, end = await trio.to_thread.run_sync(_copy_and_truncate, source, file.path, self._files)
         except OSError as error:
             log.warning("cannot rotate %s: %s; trying again when it has grown", file.path, error.strerror)
             file.rotate_above = file.position + self._file_max
             return
+        finally:
+            os.close(source)
         unread, file.position = file.position, 0
         if copy is None:
             return
         try:
             # What came while it was copied stands in the copy alone.
-            data = await trio.to_thread.run_sync(_read_range, os.dup(copy), max(unread, end - KEEP), end)
+            data = await trio.to_thread.run_sync(_read_range, copy, unread, end)
         finally:
             os.close(copy)
         await self._feed_all(tail, data, on_lines)
@@ -360,41 +384,47 @@ def _start_of_launch(data: bytes, *, whole: bool) -> int:
     """
     mark = MARKER.encode()
     found = data.rfind(b"\n" + mark) + 1
-    if found or data.startswith(mark):
-        start = found
-    else:
-        start = 0 if whole else data.find(b"\n") + 1
+    in_sight = found > 0 or data.startswith(mark)
+    start = found if in_sight or whole else data.find(b"\n") + 1
     if len(data) - start > KEEP:
         start = data.find(b"\n", len(data) - KEEP) + 1
     return start
 
 
-def _read_range(fd: int, start: int, end: int) -> bytes:
-    """Bytes of the file from `start` to `end`, less where it has become shorter. Closes the descriptor."""
+def _read_end(path: str) -> tuple[int, bytes]:
+    """The last READ_BACK bytes of a file and where they begin; nothing where there is no file."""
     try:
-        pieces = []
-        while start < end:
-            piece = os.pread(fd, min(1 << 20, end - start), start)
-            if not piece:
-                break
-            pieces.append(piece)
-            start += len(piece)
-        return b"".join(pieces)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0, b""
+    try:
+        size = os.fstat(fd).st_size
+        start = max(0, size - READ_BACK)
+        return start, _read_range(fd, start, size)
     finally:
         os.close(fd)
 
 
+def _read_range(fd: int, start: int, end: int) -> bytes:
+    """Bytes of the file from `start` to `end`, less where it has become shorter."""
+    pieces = []
+    while start < end:
+        piece = os.pread(fd, min(1 << 20, end - start), start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
 def _copy_and_truncate(fd: int, path: str, files: int) -> tuple[int | None, int]:
-    """Copy the open file to PATH.1 after moving older copies up, then truncate it; closes the descriptor.
+    """Copy the open file to PATH.1, truncate it, and move older copies up.
 
     Returns a descriptor of the copy and the number of bytes in it; (None, 0) when none is kept or the disk is full.
     Raises OSError when nothing was changed.
     """
-    try:
-        # The file that the engine writes to, whatever stands at its path by now.
-        writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(fd)
+    # The file that the engine writes to, whatever stands at its path by now.
+    writable = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if files < 1:
             os.ftruncate(writable, 0)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import trio
 
 from llmgw.supervisor.procfs import own_children
+from llmgw.supervisor.table import TableReader
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
@@ -38,6 +39,8 @@ class Children:
             # Inherited so, the kernel would throw exit codes away before anybody could read them.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._registered: set[int] = set()
+        self.tables = TableReader()
+        """Looks at all processes, shared by everything that is started here."""
         self.subreaper = False
         """Whether orphans of engines come to us; False where the kernel refused."""
 

@@ -14,9 +14,10 @@ from attrs import evolve, frozen
 from llmgw.board import Cell
 from llmgw.supervisor.cgroup import Cgroup
 from llmgw.supervisor.children import Children, exit_code
-from llmgw.supervisor.members import Kinship, Member, scan
+from llmgw.supervisor.members import Kinship, Member, find_members
 from llmgw.supervisor.pidfd import has_exited, open_verified, send, send_verified, wait_exited
 from llmgw.supervisor.procfs import ProcessId
+from llmgw.supervisor.table import ProcessTable, read_table
 
 LAST_WORDS = 2.0
 """Seconds between the SIGTERM to what is left and SIGKILL."""
@@ -102,19 +103,11 @@ class EngineProcesses:
 
     def members(self) -> tuple[Member, ...]:
         """Every living process of the shard. Reads all of /proc: some milliseconds, not for a fast loop."""
-        found, known = scan(self._kinship, self._cgroup_pids())
-        self._kinship = known
-        return found
+        return self._look(read_table())
 
     async def scan_members(self) -> tuple[Member, ...]:
-        """`members` in a thread, for who shares the loop with a hundred other shards."""
-        kinship, cgroup = self._kinship, self.cgroup
-
-        def look() -> tuple[tuple[Member, ...], Kinship]:
-            return scan(kinship, cgroup.pids() if cgroup is not None else ())
-
-        found, self._kinship = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-        return found
+        """`members` by a look that is shared with whatever shard asks at the same time."""
+        return self._look(await self._children.tables.read())
 
     def owns(self, pid: int) -> bool:
         """Whether a living process is the shard's."""
@@ -301,8 +294,10 @@ class EngineProcesses:
             # Empty, or zombies only, or a member that changed its user: the others are told one by one.
             pass
 
-    def _cgroup_pids(self) -> tuple[int, ...]:
-        return self.cgroup.pids() if self.cgroup is not None else ()
+    def _look(self, table: ProcessTable) -> tuple[Member, ...]:
+        in_cgroup = self.cgroup.pids() if self.cgroup is not None else ()
+        members, self._kinship = find_members(self._kinship, table, in_cgroup)
+        return members
 
     def _read_code(self) -> int | None:
         if self._is_child and not self._reaped and self._pidfd is not None and self._code is None:

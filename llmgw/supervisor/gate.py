@@ -16,9 +16,10 @@ from llmgw.domain.shard import Command
 from llmgw.supervisor.cgroup import Cgroup
 from llmgw.supervisor.children import Children
 from llmgw.supervisor.family import EngineProcesses
-from llmgw.supervisor.members import MARKER, Kinship
+from llmgw.supervisor.members import Kinship
 from llmgw.supervisor.pidfd import has_exited, send
 from llmgw.supervisor.procfs import identify, ticks_now
+from llmgw.supervisor.table import MARKER
 
 GATE = 'read -r go && exec "$@" </dev/null'
 """The pipe is standard input, since a small shell can name no descriptor above 9. The engine gets /dev/null instead."""

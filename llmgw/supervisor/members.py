@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, field, frozen
 
-from llmgw.supervisor.procfs import Stat, has_environment, is_dead, process_table, ticks_now
-
-MARKER = "LLMGW_RUN_ID"
+from llmgw.supervisor.procfs import Stat
+from llmgw.supervisor.table import ProcessTable
 
 
 @frozen
@@ -44,43 +43,40 @@ class Kinship:
     run_id: str = ""
 
 
-def scan(kinship: Kinship, cgroup_pids: Iterable[int] = ()) -> tuple[tuple[Member, ...], Kinship]:
-    """The living members, by pid, and what is known now. Takes some milliseconds; blocks, but never waits."""
-    now = ticks_now()
+def find_members(
+    kinship: Kinship, table: ProcessTable, cgroup_pids: Iterable[int] = ()
+) -> tuple[tuple[Member, ...], Kinship]:
+    """The living members, by pid, and what is known now."""
     in_cgroup = set(cgroup_pids)
-    table = process_table()
+    stats = dict(table.stats)
     # llmgw itself is nobody's member, though it may sit in a cgroup or carry the marker of an outer llmgw.
     for stranger in (os.getpid(), 1):
-        table.pop(stranger, None)
-
+        stats.pop(stranger, None)
     proven = {
-        stat.pid: stat for stat in table.values() if stat.pid in in_cgroup or kinship.seen.get(stat.pid) == stat.start
+        stat.pid: stat
+        for stat in stats.values()
+        if stat.pid in in_cgroup
+        or kinship.seen.get(stat.pid) == stat.start
+        or (kinship.run_id and table.run_ids.get(stat.pid) == kinship.run_id)
     }
     sessions = dict(kinship.sessions)
-    _close(table, proven, sessions)
-    if kinship.run_id:
-        entry = f"{MARKER}={kinship.run_id}".encode()
-        marked = {pid: stat for pid, stat in table.items() if pid not in proven and has_environment(pid, entry)}
-        if marked:
-            proven.update(marked)
-            _close(table, proven, sessions)
-
+    _close(stats, proven, sessions)
     held = {stat.session for stat in proven.values()}
     members = tuple(
         Member(stat.pid, stat.start, stat.comm, stat.state)
         for stat in sorted(proven.values(), key=lambda stat: stat.pid)
-        if not is_dead(stat)
+        if stat.pid not in table.dead
     )
     known = evolve(
         kinship,
         # Zombies stay in `seen`: an unreaped leader keeps its session's number ours.
         seen={stat.pid: stat.start for stat in proven.values()},
-        sessions={sid: now if sid in held else tick for sid, tick in sessions.items()},
+        sessions={sid: table.taken_at if sid in held else tick for sid, tick in sessions.items()},
     )
     return members, known
 
 
-def _close(table: Mapping[int, Stat], proven: dict[int, Stat], sessions: dict[int, int]) -> None:
+def _close(stats: Mapping[int, Stat], proven: dict[int, Stat], sessions: dict[int, int]) -> None:
     """Add whatever follows from what is proven, until nothing more does."""
     grew = True
     while grew:
@@ -90,7 +86,7 @@ def _close(table: Mapping[int, Stat], proven: dict[int, Stat], sessions: dict[in
         held = {stat.session for stat in proven.values()} & sessions.keys()
         more = {
             stat.pid: stat
-            for stat in table.values()
+            for stat in stats.values()
             if stat.pid not in proven
             and (
                 (stat.session in held)

@@ -83,11 +83,6 @@ def all_pids() -> Iterator[int]:
                 yield int(entry.name)
 
 
-def process_table() -> dict[int, Stat]:
-    """All processes that could be read."""
-    return {pid: stat for pid in all_pids() if (stat := read_stat(pid)) is not None}
-
-
 def is_dead(stat: Stat) -> bool:
     """True when no thread of it lives.
 
@@ -112,13 +107,15 @@ def _thread_state(pid: int, thread: str) -> str:
     return stat.state if stat is not None else "?"
 
 
-def has_environment(pid: int, entry: bytes) -> bool:
-    """Whether `NAME=value` stands in the environment it was started with. False also when that is unreadable."""
+def environment_value(pid: int, name: str) -> str | None:
+    """A variable of the environment it was started with. None also when that is wiped or may not be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return entry in file.read().split(b"\0")
+            data = b"\0" + file.read()
     except OSError:
-        return False
+        return None
+    _, found, rest = data.partition(f"\0{name}=".encode())
+    return rest.partition(b"\0")[0].decode(errors="replace") if found else None
 
 
 def own_children() -> set[int]:
@@ -135,5 +132,5 @@ def own_children() -> set[int]:
                     raise
     except OSError:
         # A kernel without CONFIG_PROC_CHILDREN.
-        found.update(stat.pid for stat in process_table().values() if stat.ppid == me)
+        found.update(pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.ppid == me)
     return found

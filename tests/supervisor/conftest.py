@@ -16,7 +16,7 @@ from llmgw.board import Cell
 from llmgw.domain.shard import Command
 from llmgw.supervisor.cgroup import Cgroup
 from llmgw.supervisor.processes import Children, EngineProcesses, spawn_engine
-from llmgw.supervisor.procfs import all_pids, has_environment
+from llmgw.supervisor.procfs import all_pids, environment_value
 
 T = TypeVar("T")
 
@@ -80,9 +80,8 @@ async def launcher(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Launc
 
 
 def kill_marked(run_id: str) -> None:
-    entry = f"LLMGW_RUN_ID={run_id}".encode()
     for pid in all_pids():
-        if has_environment(pid, entry):
+        if environment_value(pid, "LLMGW_RUN_ID") == run_id:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -20,7 +20,7 @@ from llmgw.domain.shard import Command
 from llmgw.supervisor.children import Children
 from llmgw.supervisor.gate import SpawnFailed, spawn_engine
 from llmgw.supervisor.pidfd import has_exited
-from llmgw.supervisor.procfs import has_environment, read_stat
+from llmgw.supervisor.procfs import environment_value, read_stat
 
 REPORT = """
 import json, os, resource, signal
@@ -89,7 +89,7 @@ async def test_nothing_runs_before_the_gate_opens_and_secrets_stay_out_of_the_co
     child = spawn_engine(launcher.children, command, log_path=str(launcher.log), cgroup=None)
     launcher.engines.append(child.engine)
     pid = child.engine.leader.pid
-    assert has_environment(pid, b"SECRET=hunter2")
+    assert environment_value(pid, "SECRET") == "hunter2"
     assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert pid in launcher.children
     assert child.engine.is_leader_alive()

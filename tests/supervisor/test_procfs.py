@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmgw.supervisor.oom import oom_kills, parse_oom_kills
 from llmgw.supervisor.procfs import (
-    has_environment,
+    environment_value,
     identify,
     own_children,
     parse_stat,
@@ -50,15 +49,15 @@ def test_the_clock_of_start_times_is_the_clock_of_now() -> None:
     assert identify(process.pid) is None
 
 
-def test_an_environment_entry_counts_as_a_whole_only() -> None:
-    with subprocess.Popen(["sleep", "600"], env={"LLMGW_RUN_ID": "abc"}) as process:
+def test_a_variable_is_read_by_its_whole_name() -> None:
+    with subprocess.Popen(["sleep", "600"], env={"LLMGW_RUN_ID": "abc", "EMPTY": ""}) as process:
         try:
-            assert has_environment(process.pid, b"LLMGW_RUN_ID=abc")
-            assert not has_environment(process.pid, b"LLMGW_RUN_ID=ab")
-            assert not has_environment(process.pid, b"RUN_ID=abc")
+            assert environment_value(process.pid, "LLMGW_RUN_ID") == "abc"
+            assert environment_value(process.pid, "EMPTY") == ""
+            assert environment_value(process.pid, "RUN_ID") is None
         finally:
             process.kill()
-    assert not has_environment(os.getpid(), b"LLMGW_RUN_ID=abc")
+    assert environment_value(process.pid, "LLMGW_RUN_ID") is None
 
 
 def test_oom_kills_are_read_from_the_unit_or_the_host_or_are_unknown() -> None:

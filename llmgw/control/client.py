@@ -354,34 +354,30 @@ def _state_directories(socket_path: str) -> tuple[str, ...]:
 
 
 def living_engines(state_dir: str) -> list[tuple[str, int]]:
-    """Name and pid of every engine that a record in the state directory names and that is alive. Never raises."""
+    """Name and pid of every engine that a record in the state directory names and that is alive. Never raises.
+
+    Reads the few keys of `supervisor.records` by itself, whose module would take longer to load than all of this.
+    """
     boot_id = _read_text("/proc/sys/kernel/random/boot_id")
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, int, int]] = []
     for path in _record_files(f"{state_dir}/shards"):
         try:
             record = json.loads(_read_text(path) or "")
-            pid, ticks = int(record["pid"]), int(record["start_ticks"])
-            name = str(record["name"])
-            same_boot = record["boot_id"] == boot_id
-        except (ValueError, KeyError, TypeError):
+            shard, replica, pid = str(record["shard"]), int(record["replica"]), int(record["pid"])
+            alive = record["boot_id"] == boot_id and _is_alive(pid, int(record["start_ticks"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        if same_boot and _is_alive(pid, ticks):
-            found.append((name, pid))
-    return sorted(found)
+        if alive:
+            found.append((shard, replica, pid))
+    several = {shard for shard, replica, _ in found if replica}
+    return [(f"{shard}/{replica}" if shard in several else shard, pid) for shard, replica, pid in sorted(found)]
 
 
 def _record_files(folder: str) -> list[str]:
-    """Records lie beside each other or one folder deeper (NAME/i)."""
-    paths: list[str] = []
     try:
-        for entry in os.scandir(folder):
-            if entry.name.endswith(".json"):
-                paths.append(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
-                paths.extend(_record_files(entry.path) if folder.endswith("/shards") else ())
+        return [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".json")]
     except OSError:
-        pass
-    return paths
+        return []
 
 
 def _is_alive(pid: int, start_ticks: int) -> bool:

@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 
 SERVE = ("vllm", "serve", "/m/x", "--served-model-name", "a", "b")
+QUICK = (*SERVE, "--fake-load-seconds", "0.3")
+"""For tests that are about what happens once it is ready."""
 
 
 def listed(engine):
@@ -30,7 +32,7 @@ def test_it_refuses_connections_during_the_load_and_then_answers_everything(star
 
 
 def test_children_show_titles_and_have_lost_their_environment(start):
-    engine = start(*SERVE, "--tensor-parallel-size", "2").wait_ready()
+    engine = start(*QUICK, "--tensor-parallel-size", "2").wait_ready()
     names = sorted(engine.members().values())
     assert [name for name in names if name.startswith("VLLM")] == [
         "VLLM::EngineCor",
@@ -53,7 +55,7 @@ def test_spt_noenv_keeps_the_environment_and_a_prefix_changes_the_titles(start):
 
 
 def test_several_api_servers_and_data_parallel_make_nine_processes(start, until):
-    engine = start(*SERVE, "--data-parallel-size", "2").wait_ready()
+    engine = start(*QUICK, "--data-parallel-size", "2").wait_ready()
     names = until(lambda: len(engine.members()) == 9 and sorted(engine.members().values()), "nine processes")
     assert names.count("VLLM::APIServer") == 2
     assert names.count("VLLM::DPCoordin") == 1
@@ -63,7 +65,7 @@ def test_several_api_servers_and_data_parallel_make_nine_processes(start, until)
 
 
 def test_a_core_killed_under_several_api_servers_makes_the_parent_exit_with_1(start):
-    engine = start(*SERVE, "--api-server-count", "2").wait_ready()
+    engine = start(*QUICK, "--api-server-count", "2").wait_ready()
     os.kill(engine.member("VLLM::EngineCor"), signal.SIGKILL)
     assert engine.wait_exit() == 1
 
@@ -84,7 +86,7 @@ def test_sigterm_while_loading_is_swallowed_once_the_core_exists(start):
 
 
 def test_an_idle_stop_ends_with_0_and_leaves_no_shared_memory(start, until):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     core = engine.member("VLLM::EngineCor")
     names = shared_names(core)
     assert names
@@ -102,7 +104,7 @@ def shared_names(pid):
 
 
 def test_a_killed_group_leaves_its_shared_memory_and_temp_files(start, tmp_path):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     names = shared_names(engine.member("VLLM::EngineCor"))
     leave_group(engine)
     assert engine.wait_exit() == -9
@@ -112,7 +114,7 @@ def test_a_killed_group_leaves_its_shared_memory_and_temp_files(start, tmp_path)
 
 
 def test_a_killed_leader_leaves_core_and_workers_alive(start):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     core, worker = engine.member("VLLM::EngineCor"), engine.member("VLLM::Worker")
     engine.process.kill()
     assert engine.wait_exit() == -9
@@ -133,13 +135,13 @@ def test_a_killed_worker_ends_streams_with_an_error_and_done_and_the_leader_with
 
 
 def test_a_killed_core_exits_with_0_too(start):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     os.kill(engine.member("VLLM::EngineCor"), signal.SIGKILL)
     assert engine.wait_exit() == 0
 
 
 def test_keep_alive_on_engine_death_leaves_a_dead_server_standing(start, until):
-    engine = start(*SERVE, env={"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}).wait_ready()
+    engine = start(*QUICK, env={"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}).wait_ready()
     worker = engine.member("VLLM::Worker")
     os.kill(engine.member("VLLM::EngineCor"), signal.SIGKILL)
     until(lambda: engine.status("/health") == 503, "health 503")
@@ -149,7 +151,7 @@ def test_keep_alive_on_engine_death_leaves_a_dead_server_standing(start, until):
 
 
 def test_a_stopped_worker_stalls_streams_and_counters_while_health_stays_200(start, until):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     stream = engine.stream().read_until(b"word2")
     worker = engine.member("VLLM::Worker")
     os.kill(worker, signal.SIGSTOP)
@@ -165,7 +167,7 @@ def test_a_stopped_worker_stalls_streams_and_counters_while_health_stays_200(sta
 
 
 def test_sigterm_with_streams_can_hang_until_the_clients_close(start, until):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     stream = engine.stream().read_until(b"word2")
     core = engine.member("VLLM::EngineCor")
     engine.process.send_signal(signal.SIGTERM)
@@ -180,7 +182,7 @@ def test_sigterm_with_streams_can_hang_until_the_clients_close(start, until):
 
 
 def test_sigterm_with_streams_can_cut_them_with_abort(start):
-    engine = start(*SERVE, "--fake-streams-at-stop", "cut").wait_ready()
+    engine = start(*QUICK, "--fake-streams-at-stop", "cut").wait_ready()
     stream = engine.stream().read_until(b"word2")
     engine.process.send_signal(signal.SIGTERM)
     received = stream.read_to_end()
@@ -189,7 +191,7 @@ def test_sigterm_with_streams_can_cut_them_with_abort(start):
 
 
 def test_a_shutdown_timeout_drains_while_health_stays_200_and_new_work_gets_500(start):
-    engine = start(*SERVE, "--shutdown-timeout", "3600").wait_ready()
+    engine = start(*QUICK, "--shutdown-timeout", "3600").wait_ready()
     stream = engine.stream(60).read_until(b"word2")
     engine.process.send_signal(signal.SIGTERM)
     stream.read_until(b"word6")
@@ -201,7 +203,7 @@ def test_a_shutdown_timeout_drains_while_health_stays_200_and_new_work_gets_500(
 
 
 def test_sigterm_to_the_group_destroys_the_drain(start):
-    engine = start(*SERVE, "--shutdown-timeout", "3600").wait_ready()
+    engine = start(*QUICK, "--shutdown-timeout", "3600").wait_ready()
     stream = engine.stream().read_until(b"word2")
     os.killpg(engine.pid, signal.SIGTERM)
     received = stream.read_to_end()
@@ -243,14 +245,14 @@ def test_a_unix_socket_file_comes_early_is_left_behind_and_blocks_the_next_start
 
 
 def test_the_key_guards_only_some_paths(start):
-    engine = start(*SERVE, env={"VLLM_API_KEY": "secret"}).wait_ready()
+    engine = start(*QUICK, env={"VLLM_API_KEY": "secret"}).wait_ready()
     assert engine.status("/v1/models") == 401
     assert engine.status("/health") == engine.status("/metrics") == 200
     assert engine.ask("/v1/models", headers={"authorization": "Bearer secret"})[0] == 200
 
 
 def test_each_probe_writes_an_access_line_unless_its_path_is_named(start):
-    engine = start(*SERVE, "--disable-access-log-for-endpoints", "/health,/metrics").wait_ready()
+    engine = start(*QUICK, "--disable-access-log-for-endpoints", "/health,/metrics").wait_ready()
     engine.ask("/ping")
     engine.ask("/metrics")
     assert '"GET /ping HTTP/1.1" 200' in engine.stdout()
@@ -258,7 +260,7 @@ def test_each_probe_writes_an_access_line_unless_its_path_is_named(start):
 
 
 def test_unknown_model_is_404_and_an_unknown_option_exits_with_2(start):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     assert engine.ask("/v1/completions", {"model": "nope", "prompt": "x"})[0] == 404
     bad = start(*SERVE, "--model", "y")
     assert bad.wait_exit() == 2
@@ -266,7 +268,7 @@ def test_unknown_model_is_404_and_an_unknown_option_exits_with_2(start):
 
 
 def test_its_log_has_a_banner_progress_by_carriage_return_bad_bytes_and_a_false_error(start, tmp_path):
-    engine = start(*SERVE).wait_ready()
+    engine = start(*QUICK).wait_ready()
     out, err = (tmp_path / "log0.out").read_bytes(), (tmp_path / "log0.err").read_bytes()
     assert "█".encode() in out and b"\r\n" in out
     assert b"OSError: [Errno 24]" in out

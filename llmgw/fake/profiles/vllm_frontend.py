@@ -73,7 +73,7 @@ class FrontEnd:
         chatter.stderr(f"{self._log.prefix}INFO:     Application startup complete.")
         self._probes.became_ready()
         arm_exit(self._loop, self._setup.knobs)
-        self._loop.on_signal(signal.SIGINT, lambda: self._stop_after(INTERRUPT_STOP))
+        self._loop.on_signal(signal.SIGINT, self._interrupt)
         if self._setup.knobs.ignore_term:
             self._loop.on_signal(signal.SIGTERM, lambda: None)
         else:
@@ -95,6 +95,11 @@ class FrontEnd:
             self._loop.call_later(self._setup.shutdown_timeout, self._end_streams)
         else:
             self._end_streams()
+
+    def _interrupt(self) -> None:
+        if not self._stopping and not self._dead:
+            self._stopping = True
+            self._stop_after(INTERRUPT_STOP)
 
     def _end_streams(self) -> None:
         """The race that SIGTERM starts, or the end of the time for draining: streams are cut, or hang for ever."""

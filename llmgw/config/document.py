@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from llmgw.config.kinds import SECRET_WORD
 from llmgw.config.positions import MAX_DEPTH, Positions, scan
 from llmgw.domain.problem import Path, Problem, Where
 
@@ -136,6 +137,7 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
     begin = line_start + assigned.end()
     word_match = _WORD.match(text, begin)
     word = word_match[0] if word_match else ""
+    name = assigned[0].split("=")[0].strip().strip("\"'")
     if not word:
         return "a value is missing", 'write KEY = VALUE; an empty string is ""', begin
     if word in _BOOLEANS:
@@ -145,6 +147,8 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
         return f"{word} is not a TOML number", hint, begin
     if re.fullmatch(r"[~/.A-Za-z0-9_$][^\"'\[\]{}=]*", word):
         rest = line[assigned.end() :].split("#")[0].strip()
+        if SECRET_WORD.search(name):
+            return "this is not a TOML value", "strings need quotes", begin
         return f"{_cut(rest)} is not a TOML value", f'strings need quotes: "{_cut(rest)}"', begin
     return told, None, offset
 

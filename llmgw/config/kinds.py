@@ -48,6 +48,10 @@ def refuse(code: str, message: str, hint: str | None = None, path: Path = ()) ->
     return Refused(Refusal(code, message, hint, path))
 
 
+SECRET_WORD = re.compile(r"(?:^|[_.-])(?:\w*token|secret|password|passwd|credentials?|\w*keys?)$", re.IGNORECASE)
+"""Names whose values are not shown where the schema does not know better, whoever forgot to write them as a secret."""
+
+
 class Kind(Protocol):
     """What a key accepts."""
 
@@ -312,6 +316,8 @@ class Many:
         if self.single and not isinstance(raw, list):
             return (self.item.read(raw),)
         if not isinstance(raw, list):
+            if isinstance(self.item, SecretKind):
+                raise refuse("wrong-type", "expected a list, got a single value", "put it into brackets")
             hint = f"put it into brackets: [{_sample(raw)}]" if isinstance(raw, (str, int)) else None
             if self.words and isinstance(raw, str) and (word := closest(raw, self.words)):
                 hint = f'did you mean "{word}"?'

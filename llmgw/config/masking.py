@@ -7,12 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmgw.config.document import Document
-from llmgw.config.kinds import Entries, Kind, Many, SecretKind
+from llmgw.config.kinds import SECRET_WORD, Entries, Kind, Many, SecretKind, closest
 from llmgw.config.schema import FILE, Record, Records, Table
 from llmgw.domain.problem import Path
-
-SECRET_WORD = re.compile(r"(?:^|[_.-])(?:\w*token|secret|password|passwd|credentials?|\w*keys?)$", re.IGNORECASE)
-"""Names that are taken for a secret's where the schema does not know better."""
 
 REFERENCES = ("env", "file", "credential", "sha256")
 """Words of a secret table whose values are not the secret itself."""
@@ -73,12 +70,20 @@ def _secret_paths(raw: Any, table: Table | None, path: Path) -> Iterator[Path]:
             yield from _named(value, here)
         elif name == "extra_args" and isinstance(value, list):
             yield from _words(value, here)
-        elif key is None and SECRET_WORD.search(name):
+        elif key is None and (SECRET_WORD.search(name) or _is_meant_as_secret(name, table)):
             yield from _inside(value, here)
         elif key is None:
             yield from _secret_paths(value, table, here)
             for index, row in enumerate(value if isinstance(value, list) else []):
                 yield from _secret_paths(row, table, (*here, index))
+
+
+def _is_meant_as_secret(name: str, table: Table | None) -> bool:
+    """A misspelled name of a key that holds a secret."""
+    if table is None:
+        return False
+    secrets = [k.name for k in table.keys if k.kind.text.startswith(("secret", "list[secret"))]
+    return closest(name, secrets) is not None
 
 
 def _named(value: Any, path: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from llmgw.config.arithmetic import Sizes, Uneven, lay_out
-from llmgw.config.kinds import closest
+from llmgw.config.kinds import SECRET_WORD, closest
 from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import SHARD
 from llmgw.config.written import Setting, Written, require
@@ -23,8 +23,8 @@ NOT_INHERITED = ("name", "gpus", "port", "inherit")
 MERGED = ("env", "args", "where")
 """Tables that are merged key by key; everything else is replaced."""
 
-SECRET_NAME = re.compile(r"(?:^|[_-])(?:token|secret|password|passwd|api[_-]?key|keys?)$", re.IGNORECASE)
-"""Names whose values are not shown, whoever forgot to write them as a secret."""
+SECRET_OPTION = re.compile(r"(?:^|-)(?:api-keys?|(?:hf|auth|access|bearer)-token|secret|password)$", re.IGNORECASE)
+"""Options of engines that take a secret as their value."""
 
 HASHED = tuple(k.name for k in SHARD.keys if k.effect == "replace" and k.name not in ("name", "inherit"))
 """Keys that reach the engine or decide where it runs: a change replaces the shard."""
@@ -281,7 +281,7 @@ def _check_args(reading: Reading, shard: Shard) -> None:
         key = owning_key(engine, option)
         if key is not None:
             _refuse_owned(reading, setting.place, option, key)
-        elif SECRET_NAME.search(option):
+        elif SECRET_OPTION.search(option):
             message = f'"{option}" would put a secret on the command line, where every user of this host can read it'
             reading.report(setting.place, "secret-in-args", message, "use env or api_key", at_key=True)
         elif isinstance(setting.value, Mapping) and not known.json_tables:
@@ -302,7 +302,7 @@ def _check_args(reading: Reading, shard: Shard) -> None:
         place = merged.place_of("extra_args").at(index)
         name = normal_name(word)
         key = owning_key(engine, word)
-        if SECRET_NAME.search(name) or key == "api_key":
+        if SECRET_OPTION.search(name) or key == "api_key":
             message = f"--{name} would put a secret on the command line, where every user of this host can read it"
             reading.report(place, "secret-in-args", message, "use env or api_key")
         elif key is not None:
@@ -524,7 +524,7 @@ def _own_or(shard: Shard, name: str, default: float | None) -> Any:
 
 def _guarded(name: str, value: Any) -> Any:
     """A plain text under a secret's name is masked like one."""
-    return Secret(value, "inline") if isinstance(value, str) and value and SECRET_NAME.search(name) else value
+    return Secret(value, "inline") if isinstance(value, str) and value and SECRET_WORD.search(name) else value
 
 
 def config_hash(merged: Written) -> str:

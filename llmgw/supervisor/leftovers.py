@@ -130,23 +130,23 @@ def remove_tmp_dir(path: str, state_dir: str) -> str | None:
     return None
 
 
-def clean_up(record: ShardRecord, shm: Collection[ShmFile], state_dir: str) -> tuple[str, ...]:
+def clear_traces(record: ShardRecord, state_dir: str) -> tuple[str, ...]:
     """Remove all that a launch left, once nothing of it lives. The answer is what stays, in sentences.
 
-    `shm` is what the record knows and what was noted since. Blocks: for a thread that is never abandoned.
+    The record is to name every /dev/shm file noted so far. Blocks: for a thread that is never abandoned.
     """
-    complaints: list[str | None] = []
+    stays: list[str | None] = []
     if record.leader.boot_id == boot_id():
         # A reboot has emptied /dev/shm: what stands there now under these names is somebody else's.
-        complaints += [f"{_path(file)} stays: {why}" for file, why in remove_unused_shm(shm).kept]
+        stays += [f"{_path(file)} stays: {why}" for file, why in remove_unused_shm(record.shm).kept]
     if isinstance(record.endpoint, UnixEndpoint):
-        complaints.append(remove_socket(record.endpoint.path))
+        stays.append(remove_socket(record.endpoint.path))
     if record.tmp_dir is not None:
-        complaints.append(remove_tmp_dir(record.tmp_dir, state_dir))
+        stays.append(remove_tmp_dir(record.tmp_dir, state_dir))
     cgroup = Cgroup.at(record.cgroup)
     if cgroup is not None and not cgroup.remove():
-        complaints.append(f"cannot remove {cgroup.path}")
-    return tuple(complaint for complaint in complaints if complaint is not None)
+        stays.append(f"cannot remove {cgroup.path}")
+    return tuple(why for why in stays if why is not None)
 
 
 def _files_of(pid: int) -> tuple[set[ShmFile], bool]:

@@ -118,19 +118,33 @@ def environment_value(pid: int, name: str) -> str | None:
     return rest.partition(b"\0")[0].decode(errors="replace") if found else None
 
 
+def children_of(pid: int) -> set[int] | None:
+    """The pids of a process's children, zombies included; None where the kernel has no list of them.
+
+    Cheap, and good for a hint: the kernel may leave some out while others come and go.
+    """
+    found: set[int] = set()
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found.update(int(child) for child in file.read().split())
+        except FileNotFoundError:
+            # Either the thread has ended, or the kernel was built without CONFIG_PROC_CHILDREN.
+            if os.path.exists(f"/proc/{pid}/task/{thread}"):
+                return None
+        except OSError:
+            continue
+    return found
+
+
 def own_children() -> set[int]:
     """The pids of this process's children, zombies included."""
     me = os.getpid()
-    found: set[int] = set()
-    try:
-        for thread in os.listdir(f"/proc/{me}/task"):
-            try:
-                with open(f"/proc/{me}/task/{thread}/children", encoding="ascii") as file:
-                    found.update(int(pid) for pid in file.read().split())
-            except FileNotFoundError:
-                if os.path.exists(f"/proc/{me}/task/{thread}"):
-                    raise
-    except OSError:
-        # A kernel without CONFIG_PROC_CHILDREN.
-        found.update(pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.ppid == me)
-    return found
+    found = children_of(me)
+    if found is not None:
+        return found
+    return {pid for pid in all_pids() if (stat := read_stat(pid)) is not None and stat.ppid == me}

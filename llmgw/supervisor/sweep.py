@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Literal
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.board import Cell
 from llmgw.supervisor.adoption import adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.children import Children
 from llmgw.supervisor.family import StopOutcome
-from llmgw.supervisor.leftovers import clean_up, note_shm
+from llmgw.supervisor.leftovers import clear_traces, note_shm
 from llmgw.supervisor.locks import Locks
 from llmgw.supervisor.members import Member
 from llmgw.supervisor.records import OnStop, RecordStore, ShardRecord, ShmFile
@@ -117,7 +117,8 @@ class _Sweep:
                 self._ended.append(name)
             elif doubt is not None:
                 self._on_line(f"{name}: nothing to end, {doubt}")
-            for complaint in await trio.to_thread.run_sync(clean_up, record, shm, self._state_dir):
+            noted = evolve(record, shm=tuple(shm))
+            for complaint in await trio.to_thread.run_sync(clear_traces, noted, self._state_dir):
                 self._on_line(f"{name}: {complaint}")
             self._store.delete(record.id)
         except OSError as error:

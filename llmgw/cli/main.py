@@ -187,7 +187,7 @@ def add_verb(
 def full_parser() -> Parser:
     """Every verb with every option: for completion scripts and the reference."""
     parser = top_parser()
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", help=argparse.SUPPRESS, parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     for verb in verbs():
         add_verb(subparsers, verb, import_module(verb.module))
     return parser
@@ -223,7 +223,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
         near = difflib.get_close_matches(word, [name for verb in verbs() for name in (verb.name, *verb.aliases)], n=1)
         parser.error(f"no verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", help=argparse.SUPPRESS, parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     add_verb(subparsers, verb, import_module(verb.module))
     return parser.parse_args(words)
 

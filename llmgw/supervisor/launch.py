@@ -370,7 +370,7 @@ class Engine:
             gpus,
             self._record.gpu_memory_before,
             timeout=self._spec.limits.gpu_release_timeout,
-            is_ours=lambda pid: False,
+            is_ours=self._processes.owns,
         )
         return "" if release.freed else str(release)
 

@@ -148,8 +148,9 @@ class Shard:
         self._host = host
         self._cell = cell
         self._intent = intent
-        self._answered: Intent | None = None
-        """The wish that the last life answered: an older one starts nothing."""
+        self._answered = intent.value
+        """The wish that the last life answered: an older one starts nothing. At first the one it was born with, so
+        that a restart which was wished before this task ran is not lost on an adopted engine."""
         self._refusals = 0
         """Launches in a row that a check refused. They are no failures, but the pauses grow with them."""
 
@@ -190,7 +191,8 @@ class Shard:
     async def _live(self, takeover: Takeover | None) -> None:
         again = takeover is not None
         while again or await self._wait_wanted():
-            self._answered = self._intent.value
+            if takeover is None:
+                self._answered = self._intent.value
             outcome = await self._one_life(takeover)
             takeover = None
             match outcome:
@@ -389,7 +391,7 @@ class Life:
         self._health_path = spec.ready_path or self._profile.ready_path
         self._models_path = spec.models_path
 
-    async def watch(self, intent: Cell[Intent], answered: Intent | None) -> Ending:
+    async def watch(self, intent: Cell[Intent], answered: Intent) -> Ending:
         """Watch until one of the watchers decides how it ends; returns the first decision."""
         with self._scope:
             async with Probes(self._engine.endpoint, self._engine.key) as probes, trio.open_nursery() as nursery:
@@ -425,9 +427,9 @@ class Life:
         else:
             self._decide(Asked(leaving.why))
 
-    async def _obey(self, cell: Cell[Intent], answered: Intent | None) -> None:
+    async def _obey(self, cell: Cell[Intent], answered: Intent) -> None:
         """Carry out wishes. The one that this life answers was carried out by launching."""
-        restarts = answered.restarts if answered else cell.value.restarts
+        restarts = answered.restarts
         while True:
             intent = cell.value
             if intent.wish is Wish.STOP:

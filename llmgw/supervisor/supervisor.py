@@ -234,7 +234,7 @@ class Supervisor:
 
     async def _remove_when_gone(self, id_: ShardId, scope: trio.CancelScope) -> None:
         with scope:
-            await self._board.wait_shards(lambda seen: not seen.shards[id_].status.state.is_live)
+            await self._board.wait_shards(lambda seen: seen.shards[id_].status.state.is_terminal)
             member = self._members.pop(id_)
             member.scope.cancel(reason="no longer in the configuration")
             del self._retiring[id_]

@@ -1,0 +1,229 @@
+"""The life of shards in a whole llmgw with fake engines: real processes, sockets, files and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.node import Node, fake, free_port, is_alive
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        yield node
+
+
+def llamacpp(name: str, *, knobs: str = "", more: str = "") -> str:
+    command = fake("llamacpp", *knobs.split())
+    return f'[[shard]]\nname = "{name}"\nmodel = "{name}"\nengine = "llamacpp"\ncommand = {command}\n{more}\n'
+
+
+def vllm(name: str, *, knobs: str = "", more: str = "") -> str:
+    command = fake("vllm", "serve", *knobs.split())
+    return f'[[shard]]\nname = "{name}"\nmodel = "{name}"\ngpus = 0\ncommand = {command}\n{more}\n'
+
+
+def test_a_shard_becomes_ready_and_a_stop_leaves_nothing(node: Node) -> None:
+    node.write(llamacpp("a") + vllm("b"))
+    node.start()
+    assert node.wait_state("a", "ready")["pid"]
+    node.wait_state("b", "ready")
+    assert node.end() == 0
+    assert node.engine_processes() == []
+    assert node.leftovers() == []
+
+
+def test_engines_outlive_a_killed_llmgw_and_are_taken_over(node: Node) -> None:
+    node.write(llamacpp("a") + vllm("b", more='port = "unix"'))
+    node.start()
+    before = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    node.kill()
+    assert all(is_alive(pid) for pid in before.values())
+    node.start()
+    after = {name: node.wait_state(name, "ready") for name in ("a", "b")}
+    assert {name: shard["pid"] for name, shard in after.items()} == before
+    assert all(shard["adopted"] for shard in after.values())
+    assert node.end() == 0
+    assert node.engine_processes() == []
+    assert node.leftovers() == []
+
+
+def test_a_killed_leader_ends_its_workers_and_the_shard_starts_anew(node: Node) -> None:
+    node.write('[defaults]\nrestart_delay = "100ms"\n' + vllm("a"))
+    node.start()
+    first = node.wait_state("a", "ready")
+    workers = psutil.Process(first["pid"]).children(recursive=True)
+    assert workers
+    os.kill(first["pid"], signal.SIGKILL)
+    node.until(lambda: node.shard("a")["generation"] == 2, "the shard is launched again")
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in workers)
+    again = node.wait_state("a", "ready")
+    assert again["pid"] != first["pid"]
+    assert again["restarts"] == 1
+
+
+def test_exit_code_zero_that_nobody_asked_for_is_a_failure_with_a_cause(node: Node) -> None:
+    node.write('[defaults]\nrestart = "no"\n' + vllm("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    core = next(process for process in psutil.Process(pid).children() if process.name().startswith("VLLM::EngineCor"))
+    core.kill()
+    failed = node.wait_state("a", "failed")
+    assert failed["reason"]["cause"]
+    assert failed["detail"] == 'will not restart: restart = "no"'
+    assert failed["reason"]["remedy"]
+
+
+def test_a_wrong_option_is_not_tried_again(node: Node) -> None:
+    node.write(vllm("a", more="args = { no-such-option = 3 }"))
+    node.start()
+    failed = node.wait_state("a", "failed")
+    node.until(lambda: "not restart" in node.shard("a")["detail"], "it says that it will not restart")
+    assert "no-such-option" in failed["reason"]["cause"] + "".join(failed["reason"]["evidence"])
+    assert failed["next_attempt"] is None
+
+
+def test_an_operators_stop_holds_over_reload_and_over_a_restart_of_llmgw(node: Node) -> None:
+    node.write(llamacpp("a") + llamacpp("b"))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    assert node.state_of("a") == "stopped"
+    node.write(llamacpp("a", more='restart_delay = "2s"') + llamacpp("b"))
+    assert node.cli("reload").returncode == 0
+    assert node.state_of("a") == "stopped"
+    node.kill()
+    node.start()
+    node.wait_state("b", "ready")
+    shard = node.wait_state("a", "stopped")
+    assert shard["intent"]["wish"] == "stop" and "uid" in shard["intent"]["by"]
+    assert node.cli("start", "a", "--wait").returncode == 0
+    assert node.state_of("a") == "ready"
+
+
+def test_a_drained_shard_stays_loaded_until_start(node: Node) -> None:
+    node.write(llamacpp("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    assert node.cli("drain", "a", "--no-wait").returncode == 0
+    assert node.wait_state("a", "draining")["pid"] == pid
+    assert node.cli("start", "a", "--no-wait").returncode == 0
+    assert node.wait_state("a", "ready")["pid"] == pid
+
+
+def test_a_reload_touches_only_what_changed(node: Node) -> None:
+    node.write(llamacpp("keep") + llamacpp("change") + llamacpp("gone"))
+    node.start()
+    before = {name: node.wait_state(name, "ready")["pid"] for name in ("keep", "change", "gone")}
+    node.write(
+        llamacpp("keep", more='aliases = ["k"]') + llamacpp("change", more="max_model_len = 512") + llamacpp("new")
+    )
+    assert node.cli("reload").returncode == 0
+    node.until(lambda: {s["name"] for s in node.status()["shards"]} == {"keep", "change", "new"}, "gone is gone")
+    node.until(lambda: node.shard("change")["pid"] not in (None, before["change"]), "change is replaced")
+    node.wait_state("change", "ready")
+    node.wait_state("new", "ready")
+    assert node.shard("keep")["pid"] == before["keep"]
+    assert not is_alive(before["gone"])
+
+
+def test_a_wrong_file_changes_nothing_and_status_says_so(node: Node) -> None:
+    node.write(llamacpp("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    node.write(llamacpp("a") + "nonsense = 3\n")
+    result = node.cli("reload")
+    assert result.returncode == 78
+    assert 'unknown key "nonsense"' in result.stdout + result.stderr
+    assert node.shard("a")["pid"] == pid
+    assert "1 error" in node.status()["config"]["error"]
+    node.write(llamacpp("a"))
+    assert node.cli("reload").returncode == 0
+    assert node.status()["config"]["error"] is None
+
+
+def test_what_changed_while_llmgw_was_away_is_replaced_and_what_is_gone_is_ended(node: Node) -> None:
+    node.write(llamacpp("a") + llamacpp("b"))
+    node.start()
+    before = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    node.kill()
+    node.write(llamacpp("a", more="max_model_len = 512"))
+    node.start()
+    node.until(lambda: node.shard("a")["pid"] not in (None, before["a"]), "a is replaced")
+    node.wait_state("a", "ready")
+    node.until(lambda: not is_alive(before["b"]), "b is ended")
+    node.until(lambda: [s["name"] for s in node.status()["shards"]] == ["a"], "b is no longer shown")
+    assert not is_alive(before["a"])
+
+
+def test_the_workers_of_a_leader_that_died_while_llmgw_was_away_are_ended_before_a_new_start(node: Node) -> None:
+    node.write(vllm("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    workers = psutil.Process(pid).children(recursive=True)
+    node.kill()
+    os.kill(pid, signal.SIGKILL)
+    assert any(is_alive(process.pid) for process in workers)
+    node.start()
+    shard = node.wait_state("a", "ready")
+    assert shard["pid"] != pid and not shard["adopted"]
+    assert not any(is_alive(process.pid) for process in workers)
+
+
+def test_a_second_llmgw_on_the_same_folders_is_refused_with_the_firsts_pid(node: Node) -> None:
+    node.write(llamacpp("a"))
+    pid = node.start()
+    result = node.cli("run", str(node.config))
+    assert result.returncode == 2
+    assert f"pid {pid}" in result.stderr
+    assert node.wait_state("a", "ready")
+
+
+def test_an_upgrade_keeps_pid_engines_and_socket(node: Node) -> None:
+    node.write(llamacpp("a") + vllm("b"))
+    pid = node.start()
+    before = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    started = node.status()["started"]
+    result = node.cli("upgrade")
+    assert result.returncode == 0, result.stderr
+    assert node.status()["pid"] == pid and node.status()["started"] > started
+    assert {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")} == before
+    os.kill(before["a"], signal.SIGKILL)
+    # A real child still, so its exit code is known.
+    failed = node.wait_state("a", "failed")
+    assert "9" in failed["reason"]["cause"] or "SIGKILL" in failed["reason"]["cause"]
+    assert node.end() == 0
+    assert node.engine_processes() == []
+
+
+def test_a_taken_port_is_named_and_the_shard_starts_when_it_is_free(node: Node) -> None:
+    import socket
+
+    port = free_port()
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", port))
+        sock.listen()
+        node.write(
+            '[defaults]\nrestart_delay = "200ms"\nrestart_delay_max = "200ms"\n' + llamacpp("a", more=f"port = {port}")
+        )
+        node.start()
+        failed = node.wait_state("a", "failed")
+        assert f"pid {os.getpid()}" in failed["reason"]["cause"]
+        assert failed["failures"] == 0
+    node.wait_state("a", "ready")
+
+
+def test_two_signals_in_a_row_kill_at_once(node: Node) -> None:
+    node.write(llamacpp("a", knobs="--fake-ignore-term", more='stop_timeout = "10m"'))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    assert node.process is not None
+    node.process.send_signal(signal.SIGTERM)
+    node.until(lambda: "stopping" in node.conditions("a"), "it is being stopped")
+    assert node.end(signal.SIGTERM) == 0
+    assert not is_alive(pid)

@@ -71,7 +71,7 @@ def test_health_can_be_slow_and_can_say_no_for_a_while(start, until):
 
 def read_raw(engine, path, limit):  # for a second at most, a drip never ends
     with socket.create_connection(("127.0.0.1", engine.port), timeout=0.5) as sock:
-        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         received = bytearray()
         deadline = time.monotonic() + 1.0
         try:

@@ -1,4 +1,4 @@
-"""`llmgw run`: everything put together, in the order in which it starts and ends. The only module that knows every part.
+"""`llmgw run`: everything put together, in the order in which it starts and ends. No other module knows every part.
 
 Nested nurseries give the order: signals outermost, then control, notifications and journal, then the engines.
 Control answers until the last engine is gone. A service that breaks takes llmgw down by the rules of a restart: its
@@ -7,6 +7,7 @@ engines live on, and the next llmgw takes them over.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -64,6 +65,8 @@ STRICT = "LLMGW_STRICT"
 def run(path: str, *, node: str | None = None) -> int:
     """Run until told to end; returns the exit code. Problems of the file go to stderr, exit code 78."""
     set_up_logging(os.environ)
+    # systemd's watchdog ends a blocked loop with SIGABRT: the log then shows where it was blocked.
+    faulthandler.enable(file=2)
     parsed = load(path, node=node, running=True)
     problems = list(parsed.problems)
     if parsed.config is not None:
@@ -116,8 +119,10 @@ def _open_door(config: Config) -> control.ControlSocket:
     """The control socket: kept over an upgrade, given by systemd, or bound anew."""
     settings = config.supervisor
     inherited = os.environ.pop(INHERITED_SOCKET, "")
-    if inherited.isdecimal():
-        return control.take_over(int(inherited), settings.socket)
+    number, _, bound_at = inherited.partition(":")
+    if number.isdecimal():
+        # Without a path it is systemd's: the file must outlive us.
+        return control.take_over(int(number), bound_at or None)
     passed = systemd.listen_fds(os.environ)
     if passed:
         return control.take_over(next(iter(passed.values())), None)
@@ -128,7 +133,7 @@ def _open_door(config: Config) -> control.ControlSocket:
 
 def _execute_anew(locks: Locks, door: control.ControlSocket) -> None:
     """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
-    env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: str(door.fileno())}
+    env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}"}
     os.set_inheritable(door.fileno(), True)
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
@@ -315,24 +320,34 @@ class Daemon:
     async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer:
         """Read the file again. With an error nothing changes, and status says so until the next good reload."""
         async with self._changing:
-            read = partial(load, self._path, node=self._node, running=True, inventory=self._inventory)
-            parsed: Parsed = await trio.to_thread.run_sync(read)
-            problems = list(parsed.problems)
-            if parsed.config is not None:
-                problems += not_served_yet(parsed.config)
-            if parsed.config is not None and not errors_of(problems):
-                problems += self._preflight_changes(parsed)
-            errors = errors_of(problems)
-            if parsed.config is None or errors:
-                if not dry_run:
-                    self._refuse(by, len(errors))
-                return ReloadAnswer(None, tuple(problems))
             if dry_run:
-                return ReloadAnswer(self._supervisor.plan(parsed.config).as_json(), tuple(problems))
-            self._config_error = None
-            self.board.note("reload", by=by)
-            changes = self._supervisor.apply(parsed.config, f"reload by {by}")
-            return ReloadAnswer(changes.as_json(), tuple(problems))
+                return await self._read_again(by, dry_run=True)
+            self._notifier.reloading()
+            try:
+                return await self._read_again(by, dry_run=False)
+            finally:
+                # Also after a refusal: for systemd a reload ends with READY, and until then it is under way.
+                self._notifier.ready(systemd.status_line(self.board.snapshot))
+
+    async def _read_again(self, by: str, *, dry_run: bool) -> ReloadAnswer:
+        read = partial(load, self._path, node=self._node, running=True, inventory=self._inventory)
+        parsed: Parsed = await trio.to_thread.run_sync(read)
+        problems = list(parsed.problems)
+        if parsed.config is not None:
+            problems += not_served_yet(parsed.config)
+        if parsed.config is not None and not errors_of(problems):
+            problems += self._preflight_changes(parsed)
+        errors = errors_of(problems)
+        if parsed.config is None or errors:
+            if not dry_run:
+                self._refuse(by, len(errors))
+            return ReloadAnswer(None, tuple(problems))
+        if dry_run:
+            return ReloadAnswer(self._supervisor.plan(parsed.config).as_json(), tuple(problems))
+        self._config_error = None
+        self.board.note("reload", by=by)
+        changes = self._supervisor.apply(parsed.config, f"reload by {by}")
+        return ReloadAnswer(changes.as_json(), tuple(problems))
 
     def _preflight_changes(self, parsed: Parsed) -> Sequence[Problem]:
         """Checks against the machine of what a reload would launch; what runs already has passed them."""

@@ -479,6 +479,11 @@ async def _wait_news(board: Board, revision: int) -> None:
 async def _ask_for_time(board: Board, notifier: Notifier, longest_stop: Callable[[], float]) -> None:
     leaving = await board.leaving.wait_value(lambda value: value is not None)
     assert leaving is not None
+    if leaving.all_stay:
+        # An upgrade in place. STOPPING=1 would be taken at its word: the unit would be ended though the process goes
+        # on (measured). For systemd it is a reload, which the new code's READY ends.
+        notifier.reloading()
+        return
     notifier.stopping(leaving_line(board.snapshot, engines_stay=leaving.engines_stay))
     with trio.move_on_after(longest_stop()):
         while True:

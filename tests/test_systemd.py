@@ -442,6 +442,18 @@ async def test_leaving_says_that_engines_stay(manager: Manager, autojump_clock: 
     assert "STOPPING=1\nSTATUS=leaving; 1 engine stays" in manager.heard()
 
 
+async def test_an_upgrade_in_place_is_a_reload_and_no_stop(manager: Manager, autojump_clock: object) -> None:
+    board = Board(strict=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(systemd.serve_notify, board, systemd.Notifier(manager.env))
+        await trio.sleep(1)
+        board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))
+        heard = await manager.listen(20)
+        nursery.cancel_scope.cancel()
+    assert any(message.startswith("RELOADING=1") for message in heard)
+    assert not any("STOPPING" in message for message in heard)
+
+
 async def test_every_event_reaches_the_journal_once_and_the_last_ones_at_the_end() -> None:
     board = Board(strict=True)
     cell = add(board, "a")

@@ -149,9 +149,12 @@ class Box:
                 raise AssertionError(f"waited in vain for: {what}\n{state}\n{self.log()}")
             time.sleep(0.05)
 
+    def whole_log(self) -> str:
+        return (self.share / "llmgw.log").read_text(errors="replace")
+
     def log(self) -> str:
-        path = self.share / "llmgw.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-60:]) if path.exists() else "(no log)"
+        """Its end, for people."""
+        return "\n".join(self.whole_log().splitlines()[-60:])
 
     def configure(self, text: str) -> None:
         self.write("/etc/llmgw/llmgw.toml", text)
@@ -203,16 +206,16 @@ def installed(request: pytest.FixtureRequest) -> Iterator[Box]:
 
 
 def install(box: Box) -> None:
-    (box.share / "tiny.gguf").write_bytes(b"GGUF")
     log = box.share / "llmgw.log"
     log.touch()
+    log.chmod(0o666)
+    (box.share / "tiny.gguf").write_bytes(b"GGUF")
     box.folder.chmod(0o755)
     box.write("/opt/llmgw/bin/llmgw", _launcher("llmgw.cli.main", "main"), "0755")
     box.write("/opt/llmgw/bin/llmgw-fake-engine", _launcher("llmgw.fake.engine", "main"), "0755")
     box.run("/opt/llmgw/bin/llmgw", "install-systemd", "--prefix", "/opt/llmgw")
     if box.run("setpriv", "--reuid=llmgw", "--clear-groups", "/opt/llmgw/bin/llmgw", "version", check=False).returncode:
         pytest.skip(f"the user llmgw may not read {CHECKOUT} or {sys.base_prefix}")
-    log.chmod(0o666)
     box.drop_in("90-test.conf", TEST_DROP_IN)
     if box.user == "root":
         box.drop_in("50-root.conf", (CHECKOUT / "contrib/systemd/drop-ins/root.conf").read_text())
@@ -299,10 +302,13 @@ def test_a_reload_of_a_wrong_file_fails_and_changes_nothing(box: Box) -> None:
 
 def test_sighup_is_a_reload_and_leaves_the_unit_active(box: Box) -> None:
     before = box.both_ready()
+    changed_at = box.show("StateChangeTimestampMonotonic")
     box.configure(CONFIG + '\n[[shard]]\nname = "hup"\nmodel = "four"\nweights = "/share/tiny.gguf"\n')
     box.systemctl("kill", "--signal=HUP", "--kill-whom=main", UNIT)
     box.wait(lambda: "hup" in box.engines(), "the engine that the new file asks for")
     box.wait(lambda: box.show("SubState")["SubState"] == "running", "the end of the reload")
+    # Nobody but llmgw can have told systemd, since no command of the unit ran.
+    assert box.show("StateChangeTimestampMonotonic") != changed_at
     box.configure(CONFIG)
     box.systemctl("reload", UNIT)
     box.wait(lambda: box.engines() == before, "the engines of before")
@@ -333,6 +339,16 @@ def test_a_supervisor_that_hangs_is_replaced_by_the_watchdog_and_its_engines_ado
     box.wait(lambda: box.main_pid() not in (0, main), "the watchdog")
     assert box.both_ready() == before
     assert box.show("ActiveState")["ActiveState"] == "active"
+    assert "Fatal Python error: Aborted" in box.whole_log()  # with the line where it hung
+
+
+def test_an_upgrade_keeps_the_process_and_the_engines(box: Box) -> None:
+    before = box.both_ready()
+    state = box.show("MainPID", "ActiveState", "NRestarts")
+    box.run("/opt/llmgw/bin/llmgw", "upgrade")
+    assert box.both_ready() == before
+    assert box.show("MainPID", "ActiveState", "NRestarts") == state
+    box.wait(lambda: box.show("StatusText")["StatusText"] == "2/2 ready", "the status line of the new one")
 
 
 def test_a_stop_leaves_nothing(box: Box) -> None:
@@ -431,3 +447,13 @@ def test_a_client_that_calls_during_a_restart_waits_with_the_socket_unit(box: Bo
     finally:
         box.drop_in("95-socket.conf", None)
         box.systemctl("stop", UNIT, "llmgw.socket")
+
+
+def test_a_power_off_ends_the_engines_in_order(box: Box) -> None:
+    """The last test of a box: it is gone afterwards."""
+    said = len(box.whole_log())
+    box.stop()
+    last_words = box.whole_log()[said:]
+    assert "cannot ask systemd" not in last_words  # the bus is still there
+    assert "SIGTERM: stopping the engines" in last_words
+    assert all(f"{name}: stopped: " in last_words for name in ("alpha", "beta"))

@@ -140,6 +140,8 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
     name = assigned[0].split("=")[0].strip().strip("\"'")
     if not word:
         return "a value is missing", 'write KEY = VALUE; an empty string is ""', begin
+    if SECRET_WORD.search(name) and word[0] not in "\"'[{":
+        return "this is not a TOML value", "strings need quotes", begin
     if word in _BOOLEANS:
         return f"{word} is not a TOML value", f"booleans are true and false: write {_BOOLEANS[word]}", begin
     if re.fullmatch(r"0[0-9]+", word):
@@ -147,8 +149,6 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
         return f"{word} is not a TOML number", hint, begin
     if re.fullmatch(r"[~/.A-Za-z0-9_$][^\"'\[\]{}=]*", word):
         rest = line[assigned.end() :].split("#")[0].strip()
-        if SECRET_WORD.search(name):
-            return "this is not a TOML value", "strings need quotes", begin
         return f"{_cut(rest)} is not a TOML value", f'strings need quotes: "{_cut(rest)}"', begin
     return told, None, offset
 

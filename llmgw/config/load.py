@@ -21,10 +21,12 @@ from attrs import evolve
 from llmgw.config.document import MAX_FILE, SourceFile, read_document
 from llmgw.config.parse import Include, Parsed, includes_of, parse
 from llmgw.config.reading import SECRET_MAX
+from llmgw.discovery.installed import engine_version
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.host import HostFacts, PathFact, PortHolder
 from llmgw.domain.problem import Problem, Where
 from llmgw.domain.shard import ShardSpec
+from llmgw.engines.adapter import profile
 
 INCLUDED_MOST = 1000
 """Files; a glob that meets more is a mistaken one."""
@@ -171,9 +173,16 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
     programs = dict(facts.programs)
     paths = dict(facts.paths)
     models = dict(facts.model_configs)
+    versions = dict(facts.engine_versions)
     for spec in specs:
         if spec.command and spec.command[0] not in programs:
             programs[spec.command[0]] = shutil.which(spec.command[0], path=_search_path(spec, facts.env))
+        program, distribution = (
+            programs.get(spec.command[0]) if spec.command else None,
+            profile(spec.engine).distribution,
+        )
+        if program and distribution and program not in versions:
+            versions[program] = engine_version(program, distribution)
         for path in (spec.weights, spec.workdir):
             if path and path.startswith("/"):
                 paths[path] = path_fact(path)
@@ -181,7 +190,7 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
             config = _model_config(spec.weights)
             if config is not None:
                 models[spec.weights] = config
-    return evolve(facts, programs=programs, paths=paths, model_configs=models)
+    return evolve(facts, programs=programs, paths=paths, model_configs=models, engine_versions=versions)
 
 
 def _search_path(spec: ShardSpec, env: Mapping[str, str]) -> str | None:

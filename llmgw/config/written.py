@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 
 from llmgw.config.document import Document
 from llmgw.config.expand import absolute, expand_variables, is_path, own_variables
-from llmgw.config.kinds import Entries, Many, Refusal, SecretForm, SecretKind
+from llmgw.config.kinds import SECRET_WORD, Entries, Many, Refusal, SecretForm, SecretKind
 from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import ABSENT, DEFAULTS, ENGINE_DEFAULTS, FILE, SHARD, Key, Record, Records, Table
 from llmgw.config.secret_values import resolve_secret
@@ -62,7 +62,12 @@ def read_written(reading: Reading, doc: Document) -> Written:
     for fault in faults:
         inner = _at(doc.raw, fault.refusal.path)
         refusal = unknown_table_in_shard(fault, inner).refusal
-        reading.report(Place(doc, refusal.path), refusal.code, refusal.message, refusal.hint, at_key=refusal.at_key)
+        message, hint = refusal.message, refusal.hint
+        names = [step for step in refusal.path if isinstance(step, str)]
+        if refusal.code == "wrong-type" and SECRET_WORD.search(names[-1]):
+            expected, _, got = message.partition(", got ")  # the value may be the secret: "an integer" is enough
+            message, hint = f"{expected}, got {' '.join(got.split()[:2])}", None
+        reading.report(Place(doc, refusal.path), refusal.code, message, hint, at_key=refusal.at_key)
         for path in (refusal.path, refusal.also or ()):
             for length, step in enumerate(path):
                 broken.setdefault(path[:length], set()).add(str(step))

@@ -2,6 +2,7 @@
 
 from llmgw.config.document import SourceFile
 from llmgw.config.parse import Parsed, parse
+from llmgw.config.problem_codes import CODES
 from llmgw.config.render import render_problems
 from llmgw.domain.host import HostFacts
 
@@ -14,7 +15,10 @@ def read(text, *more, facts=FACTS, **options) -> Parsed:
     for number, included in enumerate(more, 1):
         path = f"conf.d/{number}.toml"
         files.append(SourceFile(path, _bytes(included), "/etc/llmgw/conf.d", f"/etc/llmgw/{path}", ("include", 0)))
-    return parse(files, facts, **options)
+    parsed = parse(files, facts, **options)
+    undocumented = {problem.code for problem in parsed.problems} - set(CODES)
+    assert not undocumented
+    return parsed
 
 
 def _bytes(text):

@@ -1,0 +1,8 @@
+"""Makes the driver of a running llmgw importable under one name for the tests here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

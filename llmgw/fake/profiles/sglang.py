@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from llmgw.fake import chatter, failures, family, leftovers, openai, options, proctitle
+from llmgw.fake import chatter, failures, family, leftovers, openai, options, proctitle, rendezvous
 from llmgw.fake.answers import Probes
 from llmgw.fake.gpu import Holdings
 from llmgw.fake.http import REASONS, Connection, Request, Server, bind_tcp
@@ -45,6 +45,8 @@ class Setup:
         self.port = given.number("port", 30000)
         self.nodes = given.number("nnodes", 1)
         self.node_rank = given.number("node-rank", 0)
+        host, _, port = given.text("dist-init-addr", "127.0.0.1:29500").rpartition(":")
+        self.meeting_host, self.meeting_port = host, int(port)
         self.ranks = max(1, given.number("tp-size", 1) * given.number("pp-size", 1) // self.nodes)
         self.context = given.number("context-length", 32768)
         self.access_lines = knobs.access_log and given.text("log-level-http", "info") not in ("warning", "error")
@@ -75,7 +77,7 @@ def run(argv: list[str], knobs: Knobs) -> int:
         given, unknown = options.SGLANG.parse(argv[1:])
         unknown += given.positional
         setup = Setup(given, knobs)
-    except options.OptionError as error:
+    except (options.OptionError, ValueError) as error:
         return _usage_error(knobs, str(error))
     if unknown:
         return _usage_error(knobs, f"unrecognized arguments: {' '.join(unknown)}")
@@ -209,6 +211,8 @@ class Leader:
         self._loaded = 0
         self._well = False
         self._stopping = False
+        self._complete = setup.nodes <= 1
+        self._head: rendezvous.Head | None = None
         self._step_done: list[Callable[[], None]] = []
         limit = setup.given.number("max-queued-requests", -1)
         self._completions = openai.Completions(
@@ -230,12 +234,16 @@ class Leader:
         if setup.knobs.bad_bytes:
             chatter.bad_bytes(2)
         self._loop.call_later(until(CHILDREN), self._start_children)
+        if setup.nodes > 1:
+            self._loop.call_later(until(CHILDREN), self._meet)
         arm_flood(self._loop, setup.knobs, 2)
         failing = setup.failing
         if failing.wanted and failing.place() == "leader":
             delay = setup.timeline.until_elapsed(failing.delay(setup.timeline.total))
             self._loop.call_later(delay, lambda: self._fail(failing))
         code = self._loop.run()
+        if self._head is not None:
+            self._head.dismiss()
         for pid in (*self._schedulers, self._detokenizer):
             if pid:
                 try:
@@ -245,6 +253,22 @@ class Leader:
         if setup.knobs.noise:
             chatter.tracker_noise()
         return code
+
+    def _meet(self) -> None:
+        """Join the other nodes; only when all have met does the load come to its end."""
+        host, port = self._setup.meeting_host, self._setup.meeting_port
+        if self._setup.node_rank > 0:
+            rendezvous.Follower(self._loop, host, port, self._met, lambda: self._loop.stop(0))
+            return
+        try:
+            self._head = rendezvous.Head(self._loop, host, port, self._setup.nodes - 1, self._met)
+        except OSError as error:
+            self._log.line(f"torch.distributed.DistNetworkError: [Errno {error.errno}] {error.strerror}")
+            die(-signal.SIGKILL)
+
+    def _met(self) -> None:
+        self._complete = True
+        self._open_port_when_loaded()
 
     def _start_children(self) -> None:
         setup = self._setup
@@ -290,8 +314,11 @@ class Leader:
             self._loop.unwatch(channel)
         elif b"r" in data:
             self._loaded += 1
-            if self._loaded == len(self._schedulers):
-                self._loop.call_later(self._setup.timeline.until(PORT_OPENS), self._open_port)
+            self._open_port_when_loaded()
+
+    def _open_port_when_loaded(self) -> None:
+        if self._complete and self._schedulers and self._loaded == len(self._schedulers):
+            self._loop.call_later(self._setup.timeline.until(PORT_OPENS), self._open_port)
 
     def _fail(self, failing: Failing) -> None:
         cause = failing.cause_lines()

@@ -10,7 +10,7 @@ import socket
 import time
 from functools import partial
 
-from llmgw.fake import chatter, failures, family, leftovers, options, proctitle
+from llmgw.fake import chatter, failures, family, leftovers, options, proctitle, rendezvous
 from llmgw.fake.http import bind_tcp, bind_unix
 from llmgw.fake.knobs import Knobs
 from llmgw.fake.loop import READ, Loop
@@ -39,7 +39,7 @@ def run(argv: list[str], knobs: Knobs) -> int:
         unknown += given.positional[1:] + [word for value in given.many("model") for word in ("--model", value)]
         setup = Setup(given, knobs)
         complaint = f"unrecognized arguments: {' '.join(unknown)}" if unknown else ""
-    except options.OptionError as error:
+    except (options.OptionError, ValueError) as error:
         return _usage_error(knobs, str(error))
     if complaint:
         return _usage_error(knobs, complaint)
@@ -68,6 +68,7 @@ class Leader:
         self._channels: list[list[socket.socket]] = []
         """Per API server its ends of the channels, one per core."""
         self._loaded = 0
+        self._complete = setup.nodes <= 1
         self._ready = False
         self._stopping = False
         self._names = leftovers.SharedNames(
@@ -88,6 +89,8 @@ class Leader:
         self._loop.call_later(until(BIND), self._bind)
         self._loop.call_later(until(REGISTRY), self._start_short_children)
         self._loop.call_later(until(CHILDREN), self._start_children)
+        if setup.nodes > 1:
+            self._loop.call_later(until(CHILDREN), self._meet)
         self._loop.call_later(setup.ready_timeout, self._give_up)
         arm_flood(self._loop, setup.knobs, 1)
         failing = setup.failing
@@ -104,6 +107,17 @@ class Leader:
         return code
 
     # --- loading ----------------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        setup = self._setup
+        try:
+            rendezvous.Head(self._loop, setup.master_host, setup.master_port, setup.nodes - 1, self._met)
+        except OSError as error:
+            self._fail([f"torch.distributed.DistNetworkError: [Errno {error.errno}] {error.strerror}"], 1)
+
+    def _met(self) -> None:
+        self._complete = True
+        self._become_ready_when_loaded()
 
     def _bind(self) -> None:
         if self._setup.uds:
@@ -180,8 +194,11 @@ class Leader:
             self._core_failed()
         elif LOADED in data:
             self._loaded += 1
-            if self._loaded == len(self._cores):
-                self._loop.call_later(self._setup.timeline.until(READY), self._become_ready)
+            self._become_ready_when_loaded()
+
+    def _become_ready_when_loaded(self) -> None:
+        if self._complete and self._cores and self._loaded == len(self._cores):
+            self._loop.call_later(self._setup.timeline.until(READY), self._become_ready)
 
     def _core_failed(self) -> None:
         name = self._setup.core_name(0)
@@ -283,7 +300,13 @@ class Follower:
 
     def run(self) -> int:
         self._loop.call_later(self._setup.timeline.until(CHILDREN), self._start_workers)
+        self._loop.call_later(self._setup.timeline.until(CHILDREN), self._meet)
         return self._loop.run()
+
+    def _meet(self) -> None:
+        """Join the head; whatever happens to it later goes unnoticed."""
+        setup = self._setup
+        rendezvous.Follower(self._loop, setup.master_host, setup.master_port, lambda: None, lambda: None)
 
     def _start_workers(self) -> None:
         for rank in range(self._setup.local_ranks):

@@ -33,6 +33,8 @@ class Setup:
         self.api_servers = given.number("api-server-count", self.data)
         self.nodes = given.number("nnodes", 1)
         self.node_rank = given.number("node-rank", 0)
+        self.master_host = given.text("master-addr", "127.0.0.1")
+        self.master_port = given.number("master-port", 29501)
         self.headless = given.has("headless") or self.node_rank > 0
         self.max_model_len = self._context()
         self.shutdown_timeout = float(given.text("shutdown-timeout", "0"))

@@ -39,8 +39,10 @@ PROMPT = "Question: How many legs does a spider have?\nAnswer: A spider has eigh
 """The model is the pretrained one, not tuned for chat: it answers well only what continues such a text."""
 SHARD = "gemma"
 MODEL = "gemma-3-270m"
-MEMORY = 4096
-"""Tokens of context: enough for a demo, and small in memory."""
+LONGEST_FOLDER = 24
+"""Bytes: with the demo's own part and a launch's folder it stays below the 60 that a shard's TMPDIR may have."""
+CONTEXT = 4096
+"""Tokens: enough for a demo, and small in memory."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     engine = fake_engine() if args.fake else real_engine(args.quiet)
-    folder = Path(tempfile.mkdtemp(prefix="llmgw-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="llmgw-demo-", dir=short_folder(tempfile.gettempdir())))
     try:
         config = folder / "llmgw.toml"
         config.write_text(config_text(engine, folder))
@@ -71,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
         kept = "" if args.fake else ", but for the model in the cache"
         print(f"the demo has ended: no process and no file of it is left{kept}")
     return DONE
+
+
+def short_folder(wanted: str) -> str:
+    """Engines put sockets below it, whose paths the kernel limits; a long TMPDIR gives way to /tmp."""
+    return wanted if len(os.fsencode(wanted)) <= LONGEST_FOLDER else "/tmp"
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
@@ -176,7 +183,7 @@ def config_text(engine: Engine, folder: Path) -> str:
                 "engine": "llamacpp",
                 "weights": engine.weights,
                 "command": engine.command,
-                "max_model_len": MEMORY,
+                "max_model_len": CONTEXT,
                 "stop_timeout": "10s",
                 "extra_args": engine.extra_args,
                 "env": engine.env,

@@ -83,20 +83,20 @@ def row(shard: Shard, now: float, *, unicode: bool) -> tuple[str, ...]:
 def detail(shard: Shard, now: float, *, unicode: bool) -> str:
     """What is worth knowing beside the state, the most urgent first."""
     state = shard["state"]
+    told = shard.get("detail") or ""
+    conditions = "; ".join(text for text in _conditions(shard) if text != told)
     if state == "ready":
-        parts = [*_conditions(shard), *_endpoint(shard), *_activity(shard)]
+        rest = " ".join([*_endpoint(shard), *_activity(shard)])
     elif state in ("starting", "loading"):
-        parts = [*_conditions(shard), load_progress(shard, now, unicode=unicode)]
+        rest = load_progress(shard, now, unicode=unicode)
     elif state == "draining":
         running = (shard.get("activity") or {}).get("running")
-        left = [f"{counted(running, 'request')} left"] if running else []
-        parts = [*_conditions(shard), shard.get("detail") or "", *left]
+        rest = ", ".join(part for part in (told, f"{counted(running, 'request')} left" if running else "") if part)
     elif state == "failed":
-        parts = [shard.get("detail") or "", next_step(shard, now), *_conditions(shard)]
+        rest = ", ".join(part for part in (told, next_step(shard, now)) if part)
     else:
-        parts = [*_conditions(shard), shard.get("detail") or "", *_not_wanted(shard)]
-    seen = [part for part in parts if part]
-    return neutralise((", " if state in ("failed", "draining", "stopped", "pending") else " ").join(seen))
+        rest = ", ".join(part for part in (told, *_not_wanted(shard)) if part)
+    return neutralise("; ".join(part for part in (conditions, rest) if part))
 
 
 def load_progress(shard: Shard, now: float, *, unicode: bool) -> str:
@@ -132,7 +132,7 @@ def _conditions(shard: Shard) -> list[str]:
         if kind == "backoff":
             continue  # next_step() tells it, with the time
         texts.append(f"{kind}: {text}" if text and kind not in ("adopted", "stopping") else text or kind)
-    return [text + ("" if shard["state"] == "failed" else ";") for text in texts]
+    return texts
 
 
 def _endpoint(shard: Shard) -> list[str]:
@@ -159,7 +159,8 @@ def _not_wanted(shard: Shard) -> list[str]:
     if intent["wish"] != "stop":
         return []
     if intent.get("operator"):
-        return [f"stopped by {intent['by']}"]
+        # Who it was stands in the detail while the stop was an engine's end, and nowhere otherwise.
+        return [] if intent["by"] in (shard.get("detail") or "") else [f"stopped by {intent['by']}"]
     return ["not started by itself (autostart = false)"] if shard["state"] == "pending" else []
 
 

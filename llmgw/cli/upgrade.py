@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"api": 1, "pid": after["pid"], "before": before["llmgw"], "after": after["llmgw"]}))
     elif not args.quiet:
-        count = sum(shard["pid"] is not None for shard in after["shards"])
-        print(f"llmgw {before['llmgw']} -> {after['llmgw']}, pid {after['pid']} as before; engines running: {count}")
+        print(f"llmgw {before['llmgw']} -> {after['llmgw']}, pid {after['pid']} as before; engines run on")
     return DONE
 
 

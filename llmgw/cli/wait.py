@@ -47,7 +47,7 @@ def as_operation(goal: str, shards: list[Any], now: float) -> dict[str, Any]:
     verb = "start" if goal == "ready" else "stop"
     states = [standing(goal, shard) for shard in shards]
     state = "failed" if "failed" in states else "running" if "running" in states else "done"
-    return {"verb": verb, "at": 0.0, "now": now, "state": state, "shards": shards}
+    return {"verb": verb, "what": "wait for", "at": 0.0, "now": now, "state": state, "shards": shards}
 
 
 def standing(goal: str, shard: dict[str, Any]) -> str:

@@ -137,7 +137,8 @@ def outcome(verb: str, shard: Shard, asked: float) -> str | None:
         if since < asked:
             return None if verb == "restart" else "is ready already"
         load = shard.get("load_seconds")
-        return f"ready after {duration(load)}" if load else "ready"
+        loaded_since = (shard.get("launched_at") or 0) >= asked
+        return f"ready after {duration(load)}" if load and loaded_since else "ready"
     if verb == "stop" and state in ("stopped", "pending"):
         return stopped_text(shard)
     if verb == "stop" and state == "failed" and shard.get("next_attempt") is None:
@@ -150,7 +151,8 @@ def outcome(verb: str, shard: Shard, asked: float) -> str | None:
 
 
 def stopped_text(shard: Shard) -> str:
-    text = f"stopped ({shard['detail']})" if shard.get("detail") else "stopped"
+    told = shard.get("detail") or "stopped"
+    text = told if told.startswith("stopped") else f"stopped ({told})"
     held = next((c["text"] for c in shard.get("conditions") or () if c["kind"] == "gpu-held"), None)
     if held:
         return f"{text}; {held}"
@@ -166,6 +168,7 @@ def out_of_time(waiting: Sequence[Shard], timeout: float) -> tuple[str, str]:
 def report(operation: dict[str, Any]) -> None:
     """What went wrong, with proof and remedy, on stderr."""
     verb = operation["verb"]
+    what = operation.get("what", verb)
     for shard in operation["shards"]:
         if shard["state"] != "failed" and outcome(verb, shard, operation["at"]) is not None:
             continue
@@ -179,5 +182,5 @@ def report(operation: dict[str, Any]) -> None:
         if reason.get("remedy"):
             hints.append(reason["remedy"])
         hints.append(f"see: llmgw logs {shard['name']}")
-        text = error_text(f"cannot {verb} {shard['name']}: {neutralise(why)}", "\n".join(map(neutralise, hints)))
+        text = error_text(f"cannot {what} {shard['name']}: {neutralise(why)}", "\n".join(map(neutralise, hints)))
         print(text, file=sys.stderr)

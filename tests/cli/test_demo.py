@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripted_control import environment, llmgw
 
-from llmgw.cli.demo import Engine, config_text
+from llmgw.cli.demo import Engine, config_text, short_folder
 
 
 def engines_below(folder: Path) -> list[int]:
@@ -71,6 +71,11 @@ def test_without_the_packages_the_way_out_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cannot run the demo with a real engine: " in done.stderr
     assert "llmgw demo --fake" in done.stderr
+
+
+def test_a_long_tmpdir_gives_way_to_one_that_sockets_fit_below() -> None:
+    assert short_folder("/var/tmp") == "/var/tmp"
+    assert short_folder("/very/long" * 10) == "/tmp"
 
 
 def test_help_states_both_licences() -> None:

@@ -229,6 +229,13 @@ def test_the_shown_configuration_is_toml_with_defaults_and_without_secrets(tmp_p
     assert f'name = "tiny"  # {good}:6:8' in with_origins
 
 
+def test_what_is_in_force_comes_from_the_running_llmgw(tmp_path: Path) -> None:
+    answer = {"api": 1, "path": "/etc/llmgw/llmgw.toml", "text": "[node]\nname = 'gpu-01'\n"}
+    with ControlServer(tmp_path / "s", lambda *_: (200, answer)) as server:
+        done = llmgw("-s", server.path, "config", "show")
+    assert (done.returncode, done.stdout) == (0, answer["text"])
+
+
 def test_explain_tells_type_default_and_meaning(tmp_path: Path) -> None:
     done = llmgw("explain", "shard.load_timeout", env=alone(tmp_path))
     assert done.returncode == 0

@@ -102,6 +102,14 @@ def test_a_draining_shard_says_how_many_requests_are_left() -> None:
     assert text == "drained by uid 1000 (ada), 1 request left"
 
 
+def test_a_stop_is_told_once() -> None:
+    text = "stop wished by uid 0 (root)"
+    conditions = [{"kind": "stopping", "text": text, "since": NOW}]
+    assert detail(state="draining", detail=text, conditions=conditions, activity=None) == text
+    intent = {"wish": "stop", "by": "uid 0 (root)", "at": NOW, "operator": True}
+    assert detail(state="stopped", detail="stopped by uid 0 (root) (SIGTERM)", intent=intent).count("root") == 1
+
+
 def test_what_an_operator_has_stopped_names_the_operator() -> None:
     intent = {"wish": "stop", "by": "uid 1000 (ada)", "at": NOW, "operator": True}
     assert (

@@ -134,7 +134,8 @@ def test_memory_that_is_still_held_is_told_instead_of_free() -> None:
 
 def test_an_engine_from_before_a_restart_is_not_the_new_one() -> None:
     assert outcome("restart", a_shard(since=NOW - 5), NOW) is None
-    assert outcome("restart", a_shard(since=NOW + 5), NOW) == "ready after 16s"
+    assert outcome("restart", a_shard(since=NOW + 5, launched_at=NOW + 1), NOW) == "ready after 16s"
+    assert outcome("start", a_shard(since=NOW + 5), NOW) == "ready"  # back from a drain, not loaded anew
     assert outcome("start", a_shard(since=NOW - 5), NOW) == "is ready already"
 
 
@@ -175,7 +176,7 @@ def test_wait_ends_with_1_when_nobody_tries_again(tmp_path: Path) -> None:
     reason = {"code": "D1", "cause": "it crashed", "remedy": None, "evidence": [], "retry": False}
     done = waited(tmp_path, [a_shard(state="failed", reason=reason)], "embed")
     assert done.returncode == 1
-    assert "cannot start embed: it crashed" in done.stderr
+    assert "cannot wait for embed: it crashed" in done.stderr
 
 
 def test_wait_for_stopped_takes_what_never_ran(tmp_path: Path) -> None:

@@ -218,6 +218,12 @@ class LogFollower:
                 await self._wait_news(file, tail, on_lines)
         await trio.sleep_forever()
 
+    async def catch_up(self, path: str, tail: FollowedTail) -> None:
+        """Bring what is in the file by now into the tail; following goes on."""
+        file = self._followed.get(path)
+        if file is not None:
+            await self._read_all(file, tail, None)
+
     async def drain(self, path: str, tail: FollowedTail) -> None:
         """The engine is gone: bring all it wrote into the tail, the unterminated rest included, and stop following."""
         file = self._followed.get(path)

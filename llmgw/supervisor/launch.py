@@ -12,6 +12,7 @@ import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -22,11 +23,12 @@ from llmgw.discovery.installed import engine_version
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.problem import ConfigError, Problem, Reason, errors_of
 from llmgw.domain.shard import Endpoint, LaunchPlan, Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
+from llmgw.domain.status import Wish
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.supervisor.follow import FollowedTail, LogFollower
-from llmgw.supervisor.gpu_release import used_before, wait_gpu_release
+from llmgw.supervisor.gpu_release import held_gpus, used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
@@ -47,6 +49,8 @@ from llmgw.supervisor.records import LoadTimes, OnStop, RecordStore, ShardRecord
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TAIL_BYTES = 4 << 20
 """Bytes of output kept in memory per shard at most, however long its lines are."""
 
@@ -66,6 +70,10 @@ class LaunchRefused(Exception):
         self.counted = counted
 
 
+class LaunchUnwanted(Exception):
+    """llmgw leaves, or the shard is to be stopped, before anything was started."""
+
+
 def engine_stays(on_stop: OnStop, leaving: Leaving) -> bool:
     """Whether an engine lives on when llmgw leaves like this."""
     if leaving.all_stay:
@@ -80,6 +88,14 @@ def choose_port(
     candidates = [previous] if previous is not None and span[0] <= previous <= span[1] else []
     candidates += [port for port in range(span[0], span[1] + 1) if port != previous]
     return next((port for port in candidates if port not in taken and is_free(port)), None)
+
+
+@frozen
+class HeldMemory:
+    """GPU memory that was not confirmed to be back after an engine's end. `before` in MiB, None is unknown."""
+
+    before: int | None
+    is_ours: Callable[[int], bool]
 
 
 @define
@@ -104,6 +120,8 @@ class Host:
     """Engines that run now; each is entered and taken out by its own launch."""
     ports: dict[ShardId, int] = field(factory=dict)
     """Ports that llmgw chose, kept over restarts of a shard."""
+    held: dict[int, HeldMemory] = field(factory=dict)
+    """By GPU index. Entered at an engine's end, taken out as soon as somebody sees that it is free."""
     generations: dict[ShardId, int] = field(factory=dict)
     deaths: deque[float] = field(factory=lambda: deque(maxlen=8))
     own_cgroup: str | None = field(factory=find_own_cgroup)
@@ -124,6 +142,17 @@ class Host:
 
     def log_path(self, id_: ShardId) -> str:
         return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
+
+    def still_held(self, inventory: Inventory) -> dict[int, str]:
+        """GPUs whose memory has not come back since an engine's end, with what holds it, in words."""
+        texts = {}
+        for index, memory in list(self.held.items()):
+            found = held_gpus(inventory, (index,), {index: memory.before}, is_ours=memory.is_ours)
+            if found:
+                texts[index] = str(found[0])
+            else:
+                del self.held[index]
+        return texts
 
     def several_died(self) -> bool:
         """Enter a death and say whether others died just now."""
@@ -162,6 +191,7 @@ class Engine:
         self._began = trio.current_time()
         self._oom_before = oom_kills(host.own_cgroup)
         self._exit_code: int | None = None
+        self._last_words: tuple[str, ...] | None = None
         self._ended: Ended | None = None
         self._stays = False
         self._was_ready = record.ready_at is not None
@@ -218,6 +248,15 @@ class Engine:
         """Return when the leader is dead."""
         self._exit_code = (await self._processes.wait_exit()).code
 
+    async def hear_last_words(self) -> None:
+        """Keep the output as it is when the leader has just died: what its workers complain about while they are
+        ended is no cause of anything.
+        """
+        await self._host.follower.catch_up(self._log_path, self._tail)
+        # A last line without an end is one too.
+        self._tail.settle(self._host.board.now())
+        self._last_words = self._tail.evidence()
+
     def members(self) -> tuple[Member, ...]:
         return self._processes.members()
 
@@ -248,6 +287,7 @@ class Engine:
 
     def diagnose(self) -> Reason:
         """Why it exited, from its code, its last lines and what the host knows."""
+        lines = self._tail.evidence() if self._last_words is None else self._last_words
         spec, before, after = self._spec, self._oom_before, oom_kills(self._host.own_cgroup)
         holder = None
         if isinstance(self.endpoint, TcpEndpoint):
@@ -257,7 +297,7 @@ class Engine:
             ExitFacts(
                 engine=spec.engine,
                 code=self._exit_code,
-                lines=self._tail.evidence(),
+                lines=lines,
                 name=self._record.id.shown(spec.replicas),
                 oom_killed=None if before is None or after is None else after > before,
                 several_died=self._host.several_died(),
@@ -340,6 +380,8 @@ class Engine:
         await host.follower.drain(self._log_path, self._tail)
         if outcome.kind == "unkillable":
             left = ", ".join(str(member) for member in outcome.leftover)
+            for index, before in self._record.gpu_memory_before.items():
+                host.held[index] = HeldMemory(before, self._processes.owns)
             return Ended("SIGKILL without effect", f"{', '.join(self.gpus) or 'nothing'} held by {left}", left)
         words = {"gone": "it was gone already", "gone-term": "SIGTERM", "gone-kill": "SIGKILL"}[outcome.kind]
         how = f"{words}, {outcome.seconds:.1f} s"
@@ -372,6 +414,9 @@ class Engine:
             timeout=self._spec.limits.gpu_release_timeout,
             is_ours=self._processes.owns,
         )
+        for gpu in release.held:
+            # Nothing of the engine lives any more, so whoever holds it now is another.
+            self._host.held[gpu.index] = HeldMemory(self._record.gpu_memory_before[gpu.index], lambda pid: False)
         return "" if release.freed else str(release)
 
 
@@ -397,7 +442,8 @@ async def launch(
 ) -> AsyncIterator[Engine]:
     """Spawn (or take over) the engine of one instance; see the module's text for what leaving it means.
 
-    Raises LaunchRefused when it was not started; nothing is left of the attempt then.
+    Raises LaunchRefused when it was not started, and LaunchUnwanted when it need not be any more; nothing is left of
+    the attempt then.
     """
     if takeover is None:
         engine = await _spawn(host, id_, spec, tail)
@@ -418,12 +464,30 @@ async def launch(
         del host.engines[id_]
 
 
+async def _unless_unwanted(host: Host, id_: ShardId, question: Callable[[], Awaitable[T]]) -> T:
+    """The answer to what may take long (a driver that hangs). Raises LaunchUnwanted when nobody wants it any more."""
+    answers: list[T] = []
+    async with trio.open_nursery() as nursery:
+
+        async def until(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            nursery.cancel_scope.cancel(reason="not wanted any more")
+
+        nursery.start_soon(until, lambda: host.board.leaving.wait_value(lambda leaving: leaving is not None))
+        nursery.start_soon(until, lambda: host.board.intent_cell(id_).wait_value(lambda i: i.wish is Wish.STOP))
+        answers.append(await question())
+        nursery.cancel_scope.cancel(reason="answered")
+    if not answers:
+        raise LaunchUnwanted
+    return answers[0]
+
+
 async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) -> Engine:
     endpoint = _choose_endpoint(host, id_, spec)
-    problems = errors_of(await host.check(spec, endpoint))
+    problems = errors_of(await _unless_unwanted(host, id_, lambda: host.check(spec, endpoint)))
     if problems:
         raise LaunchRefused(_reason_of(problems))
-    devices, before = await _choose_devices(host, spec)
+    devices, before = await _unless_unwanted(host, id_, lambda: _choose_devices(host, spec))
     plan = _plan(host, id_, spec, endpoint, devices)
     try:
         command = build_command(plan)

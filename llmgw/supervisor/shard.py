@@ -49,7 +49,7 @@ from llmgw.domain.status import (
 from llmgw.engines.adapter import profile
 from llmgw.engines.metrics import read_activity
 from llmgw.engines.progress import ProgressReader
-from llmgw.supervisor.launch import Engine, Host, LaunchRefused, Takeover, engine_stays, launch
+from llmgw.supervisor.launch import Engine, Host, LaunchRefused, LaunchUnwanted, Takeover, engine_stays, launch
 from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.probes import Probes
 from llmgw.supervisor.readiness import (
@@ -79,6 +79,9 @@ that close their port on their own account are gone within 5 s (vLLM's watchdog)
 
 METRICS_EVERY = 3
 """Counters are read with every third health question: a stall shows after 30 s at the earliest anyway."""
+
+HELD_FIRST, HELD_LONGEST = 1.0, 30.0
+"""Seconds between two questions after GPU memory that did not come back; doubled, since each costs a process."""
 
 DRAIN_POLL = 0.5
 """Seconds between two looks at the running requests while draining."""
@@ -151,6 +154,8 @@ class Shard:
         self._answered = intent.value
         """The wish that the last life answered: an older one starts nothing. At first the one it was born with, so
         that a restart which was wished before this task ran is not lost on an adopted engine."""
+        self._held = Cell(False)
+        """Whether GPU memory of the last life is not confirmed free."""
         self._refusals = 0
         """Launches in a row that a check refused. They are no failures, but the pauses grow with them."""
 
@@ -173,6 +178,7 @@ class Shard:
         """Live until llmgw leaves. An error in this task fails this shard and never leaves it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._show_orders)
+            nursery.start_soon(self._watch_held)
             await self._live(takeover)
             nursery.cancel_scope.cancel(reason="the shard has ended")
 
@@ -263,6 +269,8 @@ class Shard:
     async def _one_life(self, takeover: Takeover | None) -> Outcome:
         try:
             return await self._launch_and_watch(takeover)
+        except LaunchUnwanted:
+            return Over()
         except LaunchRefused as refused:
             self._fail(refused.reason, counted=refused.counted)
             return Broken(refused.reason, counted=refused.counted)
@@ -282,6 +290,7 @@ class Shard:
         async with launch(self._host, self.id, spec, self.tail, takeover) as engine:
             facts = (engine.pid, engine.pgid, engine.generation, str(engine.endpoint), engine.config_hash, engine.gpus)
             self.report(Launched(*facts) if takeover is None else Adopted(*facts, engine.launched_at))
+            self._held.set(False)
             async with trio.open_nursery() as nursery:
                 life = Life(self, engine, spec)
                 nursery.start_soon(engine.follow_output, life.on_lines)
@@ -341,6 +350,7 @@ class Shard:
     async def _bury(self, engine: Engine) -> Outcome:
         """The leader is gone and nobody asked: end what is left, then say why."""
         code = engine.exit_code
+        await engine.hear_last_words()
         if engine.has_members():
             how = "exit code unknown" if code is None else f"exit code {code}"
             self.report(StopBegan(f"its main process is gone ({how}); ending the rest"))
@@ -368,6 +378,27 @@ class Shard:
             self.report(ConditionSet(ConditionKind.GPU_HELD, held))
         elif self.status.condition(ConditionKind.GPU_HELD):
             self.report(ConditionCleared(ConditionKind.GPU_HELD))
+        self._held.set(bool(held))
+
+    async def _watch_held(self) -> None:
+        """Ask on after GPU memory that did not come back in time: also the status of a shard that is not started
+        again must not tell for ever what was true once."""
+        pause = HELD_FIRST
+        while True:
+            await self._held.wait_value(bool)
+            await trio.sleep(pause)
+            pause = min(2 * pause, HELD_LONGEST)
+            inventory = await self._host.ask_inventory()
+            mine = {int(gpu) for gpu in self.status.gpus if gpu.isdecimal()}
+            texts = [text for index, text in self._host.still_held(inventory).items() if index in mine]
+            if not self._held.value:
+                # Launched meanwhile: what was held is of an earlier life.
+                pause = HELD_FIRST
+            elif texts:
+                self.report(ConditionSet(ConditionKind.GPU_HELD, "; ".join(texts)))
+            else:
+                self._after_end("")
+                pause = HELD_FIRST
 
 
 class Life:

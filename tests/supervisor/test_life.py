@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -227,3 +229,23 @@ def test_two_signals_in_a_row_kill_at_once(node: Node) -> None:
     node.until(lambda: "stopping" in node.conditions("a"), "it is being stopped")
     assert node.end(signal.SIGTERM) == 0
     assert not is_alive(pid)
+
+
+def test_the_cause_is_what_stood_there_when_the_leader_died_not_what_its_workers_say_while_they_are_ended(
+    node: Node,
+) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: (print('RuntimeError: the worker was ended', flush=True), os._exit(1)))\n"
+        "    time.sleep(600)\n"
+        "time.sleep(0.3)\n"
+        "sys.stdout.write('ValueError: the real cause')\n"
+        "sys.stdout.flush()\n"
+        "os._exit(3)\n"
+    )
+    (node.folder / "engine.py").write_text(script)
+    command = json.dumps([sys.executable, str(node.folder / "engine.py")])
+    node.write(f'[[shard]]\nname = "a"\nmodel = "a"\nengine = "command"\nrestart = "no"\ncommand = {command}\n')
+    node.start()
+    assert "the real cause" in node.wait_state("a", "failed")["reason"]["cause"]

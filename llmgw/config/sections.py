@@ -19,7 +19,7 @@ from llmgw.config.model import (
     TlsConfig,
 )
 from llmgw.config.reading import Place, Reading
-from llmgw.config.schema import BAND, CLUSTER, GATEWAY, NODE, SUPERVISOR, TLS
+from llmgw.config.schema import BAND, NODE, SUPERVISOR
 from llmgw.config.secret_values import hash_of, is_seen, resolve_secret
 from llmgw.config.written import Written
 from llmgw.domain.directories import SOCKET_NAME, log_directory, runtime_directory, state_directory
@@ -229,7 +229,8 @@ def build_gateway(reading: Reading, file: Written) -> GatewayConfig | None:
         door = next(d for d in listen if not d.is_local)
         reading.warn(table.place_of("allow_anonymous"), "open-gateway", f"everybody who reaches {door} may use it")
     ui = table.value("ui")
-    _check_operator_doors(reading, table, is_local, bool(operators) or not table.is_usable("operator_keys"))
+    has_operator = bool(table.value("operator_keys")) or not table.is_usable("operator_keys")
+    _check_operator_doors(reading, table, is_local, has_operator)
     _check_gateway_sizes(reading, table)
     if table.value("workers") > 1:
         reading.report(table.place_of("workers"), "not-yet", "workers above 1 are refused for now", "write workers = 1")
@@ -518,16 +519,3 @@ def check_gateway_ports(reading: Reading, file: Written, ports: Mapping[int, str
         if door.port is not None and door.port in ports:
             message = f'port {door.port} already belongs to shard "{ports[door.port]}"'
             reading.report(table.place_of("listen"), "port-taken", message, "change one of the two")
-
-
-__all__ = [
-    "BUILTIN_BANDS",
-    "CLUSTER",
-    "GATEWAY",
-    "TLS",
-    "build_cluster",
-    "build_gateway",
-    "build_node",
-    "build_supervisor",
-    "check_gateway_ports",
-]

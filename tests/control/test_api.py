@@ -301,6 +301,49 @@ async def test_curl_is_a_client(daemon: Daemon) -> None:
     assert json.loads(stopped)["verb"] == "stop"
 
 
+async def test_the_log_of_several_instances_is_asked_for_one_by_one(daemon: Daemon) -> None:
+    daemon.add("m", 0, replicas=2)
+    id_ = daemon.add("m", 1, replicas=2)
+    code, answer = await daemon.ask("GET", "/v1/shards/m/logs")
+    assert (code, answer["error"]["hint"]) == (400, "ask for one of: m/0, m/1")
+    daemon.logs[id_].write("of the second\n")
+    assert [line["text"] for line in await daemon.lines("/v1/shards/m%2F1/logs")] == ["of the second"]
+
+
+async def test_a_shard_without_a_log_says_so(daemon: Daemon) -> None:
+    del daemon.logs[daemon.add("llama")]
+    code, answer = await daemon.ask("GET", "/v1/shards/llama/logs")
+    assert (code, answer["error"]["message"]) == (409, "cannot show the log of llama: it has none yet")
+
+
+async def test_old_operations_are_forgotten_and_running_ones_kept(daemon: Daemon) -> None:
+    daemon.add("slow")
+    quick = daemon.add("quick")
+    daemon.make_ready(quick)
+    _, running = await daemon.ask("POST", "/v1/shards/slow/start")
+    _, first = await daemon.ask("POST", "/v1/shards/quick/start")
+    for _ in range(300):
+        await daemon.ask("POST", "/v1/shards/quick/start")
+    assert (await daemon.ask("GET", f"/v1/operations/{running['operation']}"))[0] == 200
+    assert (await daemon.ask("GET", f"/v1/operations/{first['operation']}"))[0] == 404
+
+
+async def test_a_removed_shard_ends_a_waiting_start(daemon: Daemon) -> None:
+    id_ = daemon.add("llama")
+    answers: list[tuple[int, dict[str, Any]]] = []
+
+    async def wish() -> None:
+        answers.append(await daemon.ask("POST", "/v1/shards/llama/start?wait=60s"))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wish)
+            await daemon.board.wait_shards(lambda snapshot: snapshot.shards[id_].intent.operator)
+            daemon.board.remove(id_)
+    ((code, answer),) = answers
+    assert (code, answer["error"]["message"]) == (409, "cannot start llama/0: it was removed from the configuration")
+
+
 async def test_a_start_that_is_being_retried_is_still_running(daemon: Daemon) -> None:
     id_ = daemon.add("llama")
     _, operation = await daemon.ask("POST", "/v1/shards/llama/start")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -33,7 +34,7 @@ class Handler:
                 return Stream(self._flood)
             case "/count":
                 return Stream(self._count)
-        return json_reply(200, {"path": request.path, "body": request.body.decode()})
+        return json_reply(200, {"path": request.path, "body": request.body.decode("latin-1")})
 
     async def _wait(self) -> Reply:
         self.entered.set()
@@ -199,6 +200,23 @@ async def test_what_is_no_request_is_refused_and_the_next_client_is_served(
         assert set(json.loads(answer.partition(b"\r\n\r\n")[2])["error"]) == {"code", "message", "hint"}
         assert it.handler.requests == []
         assert b" 200 " in await it.raw(b"GET / HTTP/1.0\r\n\r\n")
+
+
+async def test_noise_is_refused_without_an_error_of_our_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(1)
+    good = b"POST /v1/a%2Fb?x=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+    async with served(tmp_path) as it:
+        for _ in range(150):
+            data = bytearray(good)
+            for _ in range(chance.randint(1, 6)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+            async with await it.connect() as stream:
+                await stream.send_all(bytes(data))
+                await stream.send_eof()
+                await read_all(stream)
+        assert b" 200 " in await it.raw(b"GET / HTTP/1.0\r\n\r\n")
+        assert it.server.connections == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_body_without_end_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -321,6 +322,42 @@ async def test_an_error_in_whoever_gets_the_lines_ends_that_follower_only(tmp_pa
         other.start()
         other.write("fine\n")
         await other.until(lambda: other.texts == ["fine"])
+
+
+async def test_what_comes_while_a_file_is_copied_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_all = module._copy_all
+
+    def copy_slowly(source: int, target: int) -> int:
+        append(str(tmp_path / "llama.0.log"), "written meanwhile\n")
+        return copy_all(source, target)
+
+    monkeypatch.setattr(module, "_copy_all", copy_slowly)
+    async with following(tmp_path, file_max=1000) as it:
+        it.follower.write_marker(it.path, "launch 1")
+        it.start()
+        it.write("x\n" * 1000)
+        await it.until(lambda: it.texts[-1:] == ["written meanwhile"])
+        assert it.texts.count("written meanwhile") == 1
+        assert it.seen.count("written meanwhile") == 1
+
+
+async def test_events_that_the_kernel_dropped_wake_everybody(tmp_path: Path) -> None:
+    async with following(tmp_path) as it:
+        it.follower.write_marker(it.path, "launch 1")
+        it.start()
+        await it.until(lambda: it.tail.sequence == 1)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        file = it.follower._followed[it.path]
+        overflow = struct.pack("iIII", -1, 0x4000, 0, 0)
+        assert it.follower._wake_for(overflow)
+        assert file.news.is_set()
+        gone = struct.pack("iIII", 1, 0x8000, 0, 0)
+        assert not it.follower._wake_for(gone)
+
+
+def test_a_folder_that_cannot_be_watched_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert module._watch(str(tmp_path / "none")) is None
+    assert "No such file or directory; its files are looked at each second" in caplog.text
 
 
 def test_a_marker_is_one_line_whatever_its_text(tmp_path: Path) -> None:

@@ -280,11 +280,10 @@ class Daemon:
 
     async def _check(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
         """Preflight of one shard right before its launch, against the GPUs as they are now."""
-        if spec.pinned_gpus:
-            await self._survey()
-        return await trio.to_thread.run_sync(self._preflight, spec, endpoint, abandon_on_cancel=True)
+        held = self._host.still_held(await self._survey()) if spec.pinned_gpus else {}
+        return await trio.to_thread.run_sync(self._preflight, spec, endpoint, held, abandon_on_cancel=True)
 
-    def _preflight(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
+    def _preflight(self, spec: ShardSpec, endpoint: Endpoint, held: Mapping[int, str]) -> Sequence[Problem]:
         holders: Mapping[int, PortHolder] = {}
         if isinstance(endpoint, TcpEndpoint):
             # As if the file had said the port that llmgw chose: whoever holds it is in the way all the same.
@@ -293,7 +292,7 @@ class Daemon:
                 holders = port_holders([endpoint.port]) or {endpoint.port: PortHolder(endpoint.port)}
         env = self._host.env
         home = env.get("HOME") or os.path.expanduser("~")
-        host = gather_host(env, home, inventory=self._inventory, port_holders=holders)
+        host = evolve(gather_host(env, home, inventory=self._inventory, port_holders=holders), held_gpus=held)
         return preflight([spec], facts_for([spec], host))
 
     # -- what control asks (control.api.Services) --------------------------------------------------------

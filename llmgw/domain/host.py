@@ -60,6 +60,8 @@ class HostFacts:
     addresses: frozenset[str] | None = None
     """Addresses of this host's interfaces; None is unknown."""
     inventory: Inventory | None = None
+    held_gpus: Mapping[int, str] = field(factory=dict)
+    """GPU index -> what still holds the memory of an engine that has ended, in words."""
     model_configs: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     """Local weights folder -> its parsed config.json."""
     engine_versions: Mapping[str, str | None] = field(factory=dict)

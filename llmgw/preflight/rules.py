@@ -208,6 +208,19 @@ def gpu_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
                 )
 
 
+def gpu_held(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    held = situation.facts.held_gpus
+    texts = [held[pin.gpu.index] for pin in _pins(spec, situation) if pin.gpu is not None and pin.gpu.index in held]
+    if texts:
+        yield _problem(
+            spec,
+            "gpu-held",
+            "gpus",
+            "; ".join(texts),
+            'it starts by itself when the memory is free; end that process, or write allow = ["gpu-held"]',
+        )
+
+
 UNFIT = {
     GpuFlag.MIG_ENABLED: ("is in MIG mode", "name one of its slices by UUID (nvidia-smi -L), or end MIG mode"),
     GpuFlag.REQUIRES_RESET: ("needs a reset", "reset it (nvidia-smi --gpu-reset) or reboot"),
@@ -413,6 +426,14 @@ RULES: tuple[Rule, ...] = (
         {
             "gpu-taken": "Two shards name one GPU in two ways, such as by index and by UUID. Both need `share_gpus`, "
             "or both `idle_timeout`, for that to be meant.",
+        },
+    ),
+    Rule(
+        gpu_held,
+        {
+            "gpu-held": "The memory of an engine that has ended did not come back within `gpu_release_timeout`, or "
+            "another process has taken it. A new engine would run out of memory, so it is held back, which counts as "
+            "no failure, and starts when the memory is free. Processes of others are never ended.",
         },
     ),
     Rule(

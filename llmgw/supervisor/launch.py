@@ -487,7 +487,7 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
     problems = errors_of(await _unless_unwanted(host, id_, lambda: host.check(spec, endpoint)))
     if problems:
         raise LaunchRefused(_reason_of(problems))
-    devices, before = await _unless_unwanted(host, id_, lambda: _choose_devices(host, spec))
+    devices, before = await _choose_devices(host, id_, spec)
     plan = _plan(host, id_, spec, endpoint, devices)
     try:
         command = build_command(plan)
@@ -579,10 +579,10 @@ def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:
     return TcpEndpoint(spec.host, port)
 
 
-async def _choose_devices(host: Host, spec: ShardSpec) -> tuple[Devices, Mapping[int, int | None]]:
+async def _choose_devices(host: Host, id_: ShardId, spec: ShardSpec) -> tuple[Devices, Mapping[int, int | None]]:
     if not spec.pinned_gpus:
         return Devices(), {}
-    inventory = await host.ask_inventory()
+    inventory = await _unless_unwanted(host, id_, host.ask_inventory)
     devices = pinned_devices(spec, inventory)
     if isinstance(devices, Problem):
         raise LaunchRefused(Reason(devices.code, devices.message, devices.hint))

@@ -38,7 +38,7 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: str | None
     from llmgw.preflight.stop_time import stop_timeout_problem
 
     saved = saved_inventory(inventory) if inventory else None
-    parsed = load(path, node=node, offline=offline)
+    parsed = load(path, node=node, offline=offline, running=False)
     problems = list(parsed.problems)
     if not offline:
         wanted = needs(parsed.specs)
@@ -135,7 +135,7 @@ def read_or_refuse(path: str, *, node: str | None, offline: bool, color: str) ->
     from llmgw.config.render import render_problems
     from llmgw.domain.problem import errors_of
 
-    parsed = load(path, node=node, offline=offline)
+    parsed = load(path, node=node, offline=offline, running=False)
     errors = errors_of(parsed.problems)
     if errors or parsed.config is None:
         print(render_problems(errors, parsed.sources, colour=look(color, sys.stderr).colour).rstrip(), file=sys.stderr)

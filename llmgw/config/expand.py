@@ -94,7 +94,7 @@ def own_variables(text: str) -> tuple[tuple[Refusal, ...], tuple[str, ...]]:
 
 def is_path(text: str) -> bool:
     """Whether `weights` names something on this host and not on a hub."""
-    return text.startswith(("/", ".", "~")) or text.startswith("${")
+    return text.startswith(("/", ".", "~"))
 
 
 def absolute(path: str, folder: str, home: str) -> str:

@@ -43,7 +43,7 @@ def load(
     *,
     node: str | None = None,
     offline: bool = False,
-    running: bool = False,
+    running: bool = True,
     env: Mapping[str, str] | None = None,
     inventory: Inventory | None = None,
     port_holders: Mapping[int, PortHolder] | None = None,
@@ -51,6 +51,7 @@ def load(
     """Read a configuration with all its includes. Blocks (files only). Never raises for what a user wrote.
 
     `running` is for the process that will act on it: what only it can see (credentials) is an error when missing.
+    Commands that merely look at a file pass False; an empty text stands for such a secret then.
     The facts behind the outcome are in `Parsed.facts`, complete for `preflight` but for inventory and port holders
     that were not given.
     """

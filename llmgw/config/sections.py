@@ -259,7 +259,8 @@ def build_gateway(reading: Reading, file: Written) -> GatewayConfig | None:
         max_buffered=table.value("max_buffered"),
         max_header=table.value("max_header"),
         access_log=table.value("access_log"),
-        metrics=table.value("metrics"),
+        # By default only those see them who may: written, the check above has spoken.
+        metrics=table.value("metrics") and (is_local or bool(operators)),
         engine_metrics=table.value("engine_metrics"),
         ui=ui if ui is not None else is_local,
         workers=table.value("workers"),

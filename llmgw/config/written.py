@@ -11,10 +11,11 @@ from llmgw.config.document import Document
 from llmgw.config.expand import absolute, expand_variables, is_path, own_variables
 from llmgw.config.kinds import SECRET_WORD, Entries, Many, Refusal, SecretForm, SecretKind
 from llmgw.config.reading import Place, Reading
-from llmgw.config.schema import ABSENT, DEFAULTS, ENGINE_DEFAULTS, FILE, SHARD, Key, Record, Records, Table
+from llmgw.config.schema import ABSENT, FILE, SHARD, Key, Record, Records, Table
 from llmgw.config.secret_values import resolve_secret
 from llmgw.config.structure import structure, unknown_table_in_shard
 from llmgw.domain.problem import Path
+from llmgw.engines.options import normal_name
 
 
 @frozen
@@ -112,19 +113,22 @@ class _Writer:
                 written.tables[key.name] = self.table(value, key.kind.table, here)
             elif isinstance(key.kind, Records):
                 inner = key.kind.table
-                written.arrays[key.name] = [self.table(v, inner, (*here, i)) for i, v in enumerate(value)]
+                rows = [self.table(v, inner, (*here, i)) for i, v in enumerate(value)]
+                written.arrays[key.name] = rows
+                # What is required of a shard may be inherited, so that is asked later.
+                for row in rows if inner is not SHARD else ():
+                    require(self.reading, row)
             else:
                 place = Place(self.doc, here)
                 before = len(self.reading.failed)
                 written.settings[key.name] = Setting(self.value(key, value, place), place)
                 if len(self.reading.failed) > before:
                     written.broken.add(key.name)
-        # What is required of a shard may be inherited, so that is asked later.
-        if table not in (SHARD, DEFAULTS, *ENGINE_DEFAULTS.values()):
-            require(self.reading, written)
         return written
 
     def value(self, key: Key, value: Any, place: Place) -> Any:
+        if key.name == "args":
+            self.check_spellings(value, place)
         if isinstance(key.kind, Entries):
             return {name: Setting(self.entry(key, v, place.at(name)), place.at(name)) for name, v in value.items()}
         if isinstance(key.kind, SecretKind):
@@ -162,6 +166,15 @@ class _Writer:
                 self.check_own(text, place)
         return value
 
+    def check_spellings(self, options: Mapping[str, Any], place: Place) -> None:
+        """`a-b` and `a_b` are one option."""
+        seen: dict[str, str] = {}
+        for name in options:
+            first = seen.setdefault(normal_name(name), name)
+            if first != name:
+                message = f'"{name}" and "{first}" are one option'
+                self.reading.report(place.at(name), "given-twice", message, "remove one", at_key=True)
+
     def check_own(self, text: str, place: Place) -> None:
         refusals, others = own_variables(text)
         self.reading.refuse_all(place, [Refusal(r.code, r.message, r.hint) for r in refusals])
@@ -195,7 +208,17 @@ def merge_files(reading: Reading, files: list[Written]) -> Written:
     merged = Written(FILE, files[0].place)
     for written in files:
         _merge(reading, merged, written, "")
+    # Two files may each hold a part of one table.
+    for table in _inner_tables(merged):
+        require(reading, table)
     return merged
+
+
+def _inner_tables(written: Written) -> Iterator[Written]:
+    for name, table in written.tables.items():
+        if name != "defaults":
+            yield table
+            yield from _inner_tables(table)
 
 
 def _merge(reading: Reading, into: Written, written: Written, name: str) -> None:

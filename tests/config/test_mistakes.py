@@ -562,6 +562,17 @@ def test_a_key_in_two_files_shows_both_places():
     assert codes(env + shard(), env.replace("A", "B")) == []
 
 
+def test_two_files_may_hold_parts_of_one_table():
+    assert codes("[cluster]\nname = 'c'\n" + shard(), "[cluster]\netcd = ['http://10.0.0.1:1']\n") == []
+    assert codes("[cluster]\nname = 'c'\n" + shard(), "[cluster]\nuser = 'u'\n") == ["missing-key"]
+
+
+def test_one_option_in_two_spellings_is_an_error():
+    assert messages(shard(args="{ a-b = 1, a_b = 2 }")) == [
+        '5:19 given-twice "a_b" and "a-b" are one option; remove one'
+    ]
+
+
 def test_a_name_in_two_files_shows_both_places():
     first = rendered(shard(), "\n" + shard(gpus="0")).splitlines()[0]
     assert first.startswith('conf.d/1.toml:3:8: error: shard name "a" is used twice (first in llmgw.toml:2)')

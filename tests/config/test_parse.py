@@ -434,6 +434,12 @@ rate = {{ requests_per_minute = 600 }}
     assert [str(door) for door in gateway.listen] == ["0.0.0.0:8443", "[::1]:1", "unix:/x"]
 
 
+def test_metrics_beyond_the_machine_are_off_without_an_operator_key():
+    tenant = f"[[gateway.tenant]]\nname = 't'\nkeys = ['{KEY}']\n[gateway]\nlisten = '0.0.0.0:80'\n"
+    assert read(tenant).config.gateway.metrics is False
+    assert read(tenant + f"operator_keys = ['{KEY}op']\n").config.gateway.metrics is True
+
+
 def test_tls_files_must_be_readable():
     text = "[gateway.tls]\ncert = '/c'\nkey = { file = '/k' }\n"
     for fact, code in (

@@ -237,7 +237,8 @@ def test_the_cause_is_what_stood_there_when_the_leader_died_not_what_its_workers
     script = (
         "import os, signal, sys, time\n"
         "if os.fork() == 0:\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: (print('RuntimeError: the worker was ended', flush=True), os._exit(1)))\n"
+        "    complain = lambda *_: (print('RuntimeError: the worker was ended', flush=True), os._exit(1))\n"
+        "    signal.signal(signal.SIGTERM, complain)\n"
         "    time.sleep(600)\n"
         "time.sleep(0.3)\n"
         "sys.stdout.write('ValueError: the real cause')\n"

@@ -56,30 +56,24 @@ def bind(path: str, *, mode: int = 0o660, group: str | None = None) -> ControlSo
         )
     if not _is_replaceable(path):
         raise LlmgwError(f"cannot bind the control socket {path}: a file that is no socket stands there")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    temporary: str | None = None
-    try:
-        temporary = _bind_beside(sock, path)
-        os.chmod(temporary, mode)
-        if group is not None:
-            os.chown(temporary, -1, grp.getgrnam(group).gr_gid)
-        sock.listen(BACKLOG)
-        os.rename(temporary, path)
-    except BaseException as error:
-        sock.close()
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        match error:
-            case KeyError():
-                raise LlmgwError(
-                    f"cannot give the control socket {path} to the group {group}: there is no such group",
-                    f"make it with: groupadd --system {group}   or change supervisor.socket_group",
-                ) from error
-            case OSError():
-                raise LlmgwError(f"cannot bind the control socket {path}: {error.strerror}") from error
-            case _:
-                raise
+    with contextlib.ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        try:
+            temporary = _bind_beside(sock, path)
+            undo.callback(os.unlink, temporary)
+            os.chmod(temporary, mode)
+            if group is not None:
+                os.chown(temporary, -1, grp.getgrnam(group).gr_gid)
+            sock.listen(BACKLOG)
+            os.rename(temporary, path)
+        except KeyError as error:
+            raise LlmgwError(
+                f"cannot give the control socket {path} to the group {group}: there is no such group",
+                f"make it with: groupadd --system {group}   or change supervisor.socket_group",
+            ) from error
+        except OSError as error:
+            raise LlmgwError(f"cannot bind the control socket {path}: {error.strerror}") from error
+        undo.pop_all()
     return ControlSocket(sock, path)
 
 
@@ -115,7 +109,8 @@ async def serve(
     server = HttpServer(api.handle, headers=headers)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(api.keep_operations)
-        await server.serve(control.sock, task_status=task_status)
+        await nursery.start(server.serve, control.sock)
+        task_status.started()
 
 
 def _is_replaceable(path: str) -> bool:

@@ -168,9 +168,9 @@ class _Connection:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    async def read_request(self, timeout: float) -> Request | None:
+    async def read_request(self, patience: float) -> Request | None:
         """The next request; None where the client has none. Raises _Refused, _ClientGone."""
-        with trio.move_on_after(timeout) as limit:
+        with trio.move_on_after(patience) as limit:
             try:
                 head = await self._next_event()
                 if not isinstance(head, h11.Request):
@@ -183,7 +183,7 @@ class _Connection:
         assert limit.cancelled_caught
         if self._h11.their_state is h11.IDLE and not self._h11.trailing_data[0]:
             return None
-        raise _Refused(408, "timeout", f"the request did not arrive within {timeout:g} s")
+        raise _Refused(408, "timeout", f"the request did not arrive within {patience:g} s")
 
     async def _read_body(self, head: h11.Request) -> bytes:
         if self._h11.they_are_waiting_for_100_continue:
@@ -298,8 +298,8 @@ class _Connection:
             await reply.write(send)
         await self._send(self._h11.send(h11.EndOfMessage()), SEND_TIMEOUT)
 
-    async def _send(self, data: bytes | None, timeout: float) -> None:
-        with trio.move_on_after(timeout) as limit:
+    async def _send(self, data: bytes | None, patience: float) -> None:
+        with trio.move_on_after(patience) as limit:
             try:
                 await self._stream.send_all(data or b"")
             except (trio.BrokenResourceError, trio.ClosedResourceError):

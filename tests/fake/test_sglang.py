@@ -8,7 +8,7 @@ SERVE = ("sglang", "serve", "--model-path", "/m/x", "--served-model-name", "a")
 
 
 def test_the_model_list_answers_before_health_does(start, until):
-    engine = start(*SERVE, "--fake-load-seconds", "3")
+    engine = start(*SERVE, "--fake-load-seconds", "2")
     until(lambda: engine.status("/v1/models") == 200, "the model list")
     assert {engine.status(path) for path in ("/ready", "/ping", "/health")} == {503}
     until(lambda: engine.status("/ready") == 200, "ready")
@@ -33,7 +33,7 @@ def test_a_used_port_fails_after_the_whole_load_by_sigkill(start):
 
 
 def test_sigterm_while_loading_ends_the_leader_and_orphans_the_detokenizer(start, until):
-    engine = start(*SERVE, "--fake-load-seconds", "5", "--fake-progress", "silent")
+    engine = start(*SERVE, "--fake-load-seconds", "2.5", "--fake-progress", "silent")
     until(lambda: len(engine.members()) == 4, "leader, tracker, scheduler, detokenizer")
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait_exit() == -15
@@ -42,12 +42,12 @@ def test_sigterm_while_loading_ends_the_leader_and_orphans_the_detokenizer(start
 
 def test_sigterm_to_the_leader_drains_and_still_takes_requests(start, until):
     engine = start(*SERVE).wait_ready()
-    stream = engine.stream(60).read_until(b"word2")
+    stream = engine.stream(30).read_until(b"word2")
     engine.process.send_signal(signal.SIGTERM)
     until(lambda: engine.status("/ready") == 503, "not ready")
     assert engine.status("/v1/models") == 200
     assert engine.ask("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
-    assert stream.read_to_end().count(b'"delta"') == 60
+    assert stream.read_to_end().count(b'"delta"') == 30
     assert engine.wait_exit() == 0
 
 

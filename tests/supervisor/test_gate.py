@@ -48,6 +48,8 @@ async def stop(engine: Any) -> None:
 async def test_a_child_inherits_nothing_of_llmgw(launcher: Any) -> None:
     leak = os.open("/dev/zero", os.O_RDONLY)
     os.set_inheritable(leak, True)
+    limits = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, limits[1]))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
@@ -57,6 +59,7 @@ async def test_a_child_inherits_nothing_of_llmgw(launcher: Any) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         signal.signal(signal.SIGHUP, before)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
         os.close(leak)
     seen = json.loads(launcher.output().splitlines()[0])
     assert seen["fds"] == {"0": "/dev/null", "1": str(launcher.log), "2": str(launcher.log)}
@@ -66,7 +69,7 @@ async def test_a_child_inherits_nothing_of_llmgw(launcher: Any) -> None:
     assert not seen["ignored"] & (1 << (signal.SIGHUP - 1))
     assert seen["pgid"] == seen["sid"] == seen["pid"] == engine.leader.pid == engine.pgid == engine.sid
     assert seen["cwd"] == str(launcher.folder)
-    assert seen["memlock"][0] == seen["memlock"][1] == resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    assert seen["memlock"] == [limits[1], limits[1]]
     assert seen["oom"] == 0
     assert int(seen["umask"], 8) & 0o002
     await stop(engine)
@@ -89,7 +92,9 @@ async def test_nothing_runs_before_the_gate_opens_and_secrets_stay_out_of_the_co
     child = spawn_engine(launcher.children, command, log_path=str(launcher.log), cgroup=None)
     launcher.engines.append(child.engine)
     pid = child.engine.leader.pid
-    assert environment_value(pid, "SECRET") == "hunter2"
+    # Neither can be read in the first moment after the exec.
+    await launcher.wait_until(lambda: environment_value(pid, "SECRET") == "hunter2")
+    assert b"llmgw-gate" in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert pid in launcher.children
     assert child.engine.is_leader_alive()

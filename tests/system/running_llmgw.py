@@ -47,7 +47,13 @@ class Llmgw:
             f'{key} = "{self.folder / name}"\n'
             for key, name in (("state_dir", "state"), ("runtime_dir", "run"), ("log_dir", "logs"))
         )
-        self.file.write_text(f"[supervisor]\n{folders}{self._supervisor}\n{shards}")
+        # Ports that no other test takes: a vLLM is open to whoever listens on its port while it loads.
+        first = 10000 + os.getpid() % 2000 * 10
+        self.file.write_text(
+            f'[node]\nengine_ports = "{first}-{first + 9}"\n[supervisor]\n{folders}{self._supervisor}\n{shards}'
+        )
+        # It may hold keys.
+        self.file.chmod(0o600)
 
     # -- the process -------------------------------------------------------------------------------------
 

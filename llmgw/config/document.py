@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from llmgw.config.kinds import SECRET_WORD
+from llmgw.config.kinds import SOUNDS_SECRET
 from llmgw.config.positions import MAX_DEPTH, Positions, scan
 from llmgw.domain.problem import Path, Problem, Where
 
@@ -137,10 +137,11 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
     begin = line_start + assigned.end()
     word_match = _WORD.match(text, begin)
     word = word_match[0] if word_match else ""
-    name = assigned[0].split("=")[0].strip().strip("\"'")
     if not word:
         return "a value is missing", 'write KEY = VALUE; an empty string is ""', begin
-    if SECRET_WORD.search(name) and word[0] not in "\"'[{":
+    if SOUNDS_SECRET.search(line) or any(quote in line for quote in "\"'"):
+        if word[0] in "\"'[{":
+            return told, None, offset
         return "this is not a TOML value", "strings need quotes", begin
     if word in _BOOLEANS:
         return f"{word} is not a TOML value", f"booleans are true and false: write {_BOOLEANS[word]}", begin

@@ -52,6 +52,10 @@ SECRET_WORD = re.compile(r"(?:^|[_.-])(?:\w*token|secret|password|passwd|credent
 """Names whose values are not shown where the schema does not know better, whoever forgot to write them as a secret."""
 
 
+SOUNDS_SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
+"""For lines of a text that cannot be parsed, where even a part of such a word is a reason to hide the rest."""
+
+
 class Kind(Protocol):
     """What a key accepts."""
 

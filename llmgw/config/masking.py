@@ -7,17 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmgw.config.document import Document
-from llmgw.config.kinds import SECRET_WORD, Entries, Kind, Many, SecretKind, closest
+from llmgw.config.kinds import SECRET_WORD, SOUNDS_SECRET, Entries, Kind, Many, SecretKind
 from llmgw.config.schema import FILE, Record, Records, Table
 from llmgw.domain.problem import Path
 
 REFERENCES = ("env", "file", "credential", "sha256")
 """Words of a secret table whose values are not the secret itself."""
 
-_LINE = re.compile(
-    r"""^([ \t]*[^=\n]*?(?:key|keys|token|secret|password|passwd|credential)s?["']?[ \t]*=[ \t]*)(\S.*)$""",
-    re.IGNORECASE | re.MULTILINE,
-)
+_LONG_WORD = re.compile(r"[^\s,\[\]{}]{8,}")
 _REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 """A value that only says where the secret is."""
 
@@ -38,14 +35,21 @@ def masked_text(doc: Document) -> str:
 
 
 def _masked_blindly(text: str) -> str:
-    """For a text that is no TOML: everything behind a name that sounds like a secret, and lists that follow it."""
-    return _LINE.sub(lambda m: m[1] + _stars(m[2]), text)
+    """For a text that is no TOML: all longer strings, and everything behind `=` on a line that sounds like a secret."""
+    return "\n".join(_masked_line(line) for line in text.split("\n"))
 
 
-def _stars(value: str) -> str:
-    if re.match(r"\{\s*(?:env|file|credential|sha256)\s*=", value) or not value.strip("[{ "):
-        return value
-    return "*" * len(value)
+def _masked_line(line: str) -> str:
+    if SOUNDS_SECRET.search(line):
+        key, equals, rest = line.partition("=")
+        line = key + equals + re.sub(r"\S", "*", rest)
+    if not any(quote in line for quote in "\"'"):
+        return line
+    # A slip shifts which quotes belong together, so every longer word of such a line counts as inside.
+    key, equals, rest = line.partition("=")
+    if not equals or any(quote in key for quote in "\"'"):
+        key, equals, rest = "", "", line
+    return key + equals + _LONG_WORD.sub(lambda m: "*" * len(m[0]), rest)
 
 
 def _secret_paths(raw: Any, table: Table | None, path: Path) -> Iterator[Path]:
@@ -70,20 +74,17 @@ def _secret_paths(raw: Any, table: Table | None, path: Path) -> Iterator[Path]:
             yield from _named(value, here)
         elif name == "extra_args" and isinstance(value, list):
             yield from _words(value, here)
-        elif key is None and (SECRET_WORD.search(name) or _is_meant_as_secret(name, table)):
-            yield from _inside(value, here)
         elif key is None:
-            yield from _secret_paths(value, table, here)
-            for index, row in enumerate(value if isinstance(value, list) else []):
-                yield from _secret_paths(row, table, (*here, index))
+            # Misspelled, so nobody knows what it holds; its message does not need the value.
+            yield from (p for p in _inside(value, here) if isinstance(_at(raw, p[len(path) :]), str))
+        elif isinstance(value, Mapping):
+            yield from _inside(value, here)
 
 
-def _is_meant_as_secret(name: str, table: Table | None) -> bool:
-    """A misspelled name of a key that holds a secret."""
-    if table is None:
-        return False
-    secrets = [k.name for k in table.keys if k.kind.text.startswith(("secret", "list[secret"))]
-    return closest(name, secrets) is not None
+def _at(raw: Any, path: Path) -> Any:
+    for step in path:
+        raw = raw[step]
+    return raw
 
 
 def _named(value: Any, path: Path) -> Iterator[Path]:
@@ -91,7 +92,7 @@ def _named(value: Any, path: Path) -> Iterator[Path]:
     if not isinstance(value, Mapping):
         return
     for name, inner in value.items():
-        if SECRET_WORD.search(name) or (isinstance(inner, Mapping) and "value" in inner):
+        if SECRET_WORD.search(name) or isinstance(inner, Mapping):
             yield from _inside(inner, (*path, name))
 
 

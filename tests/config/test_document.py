@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from llmgw.config.render import render_problems
 from llmgw.config.schema import TABLES
+from llmgw.domain.problem import Problem, Where
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,16 @@ def test_a_long_line_is_cut_around_the_caret_and_tabs_do_not_shift_it():
     assert head.startswith("llmgw.toml:2:")
     assert len(excerpt) < 120
     assert excerpt[caret.index("^")] == "'"
+
+
+def test_a_problem_without_a_column_shows_its_line_and_no_caret():
+    problem = Problem("x", "text", None, Where("f", 2))
+    assert render_problems([problem], {"f": "one\ntwo\n"}) == (
+        "f:2: error: text\n     2 | two\n1 error in f; nothing was changed\n"
+    )
+    assert render_problems([Problem("x", "text", severity="warning")], {}) == "warning: text\n1 warning\n"
+    assert render_problems([Problem("x", "text", None, Where("f", 9, 1))], {"f": "one"}).count("\n") == 2
+    assert render_problems([], {}) == ""
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal():
@@ -166,6 +177,50 @@ ODD = st.recursive(
     ),
     max_leaves=5,
 )
+
+
+KEY = "sk-0123456789abcdef"
+WITH_SECRETS = f"""
+[[shard]]
+name = "a"
+model = "m"
+gpus = 0
+api_key = "{KEY}"
+[shard.env]
+HF_TOKEN = "{KEY}"
+OTHER = {{ value = "{KEY}" }}
+[gateway]
+operator_keys = ["{KEY}op"]
+[[gateway.tenant]]
+name = "t"
+keys = [
+  "{KEY}",
+  {{ value = "{KEY}2" }},
+]
+[cluster]
+name = "c"
+password = "{KEY}"
+"""
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_slip_of_the_hand_makes_a_message_show_a_secret(data):
+    pieces = WITH_SECRETS.split(KEY)
+    for _ in range(data.draw(st.integers(1, 3))):
+        which = data.draw(st.integers(0, len(pieces) - 1))
+        piece = pieces[which]
+        at = data.draw(st.integers(0, max(len(piece) - 1, 0)))
+        match data.draw(st.integers(0, 2)):
+            case 0:
+                pieces[which] = piece[:at] + piece[at + data.draw(st.integers(1, 3)) :]
+            case 1:
+                slip = data.draw(st.sampled_from(["x", "[", "]", '"', "=", "{", "\n", ".", "#", ",", " ", "''"]))
+                pieces[which] = piece[:at] + slip + piece[at:]
+            case _:
+                pieces[which] = piece[:at] + data.draw(st.sampled_from("ab-_.1")) + piece[at + 1 :]
+    text = KEY.join(pieces)
+    assert KEY not in rendered(text)
 
 
 @settings(max_examples=400, deadline=None)

@@ -145,6 +145,22 @@ def test_what_stands_at_a_path_is_told(folder):
         assert path_fact(str(Path("s").absolute())).is_socket
 
 
+def test_what_include_gets_wrong_is_told_once(folder):
+    write(folder, "llmgw.toml", "include = ['', 5, '${NOPE}', '${HERE}/a.toml', 'd/[']\n" + shard())
+    write(folder, "a.toml", "")
+    parsed = load("llmgw.toml", env={**ENV, "HERE": str(folder)})
+    assert found(parsed) == [("llmgw.toml:1:12", "empty"), ("llmgw.toml:1:16", "wrong-type")]
+    write(folder, "llmgw.toml", "include = ['${NOPE}', '${HERE}/a.toml', 'd/[']\n" + shard())
+    parsed = load("llmgw.toml", env={**ENV, "HERE": str(folder)})
+    assert found(parsed) == [("llmgw.toml:1:12", "unset-variable")]
+
+
+def test_a_supervisor_is_not_started_without_its_credentials(folder):
+    write(folder, "llmgw.toml", shard(api_key="{ credential = 'k' }"))
+    assert load("llmgw.toml", env=ENV).config is None
+    assert load("llmgw.toml", env=ENV, running=False).config is not None
+
+
 def test_too_many_included_files_are_refused(folder):
     write(folder, "llmgw.toml", "include = ['d/*.toml']\n" + shard())
     for number in range(1001):

@@ -30,19 +30,18 @@ def main() -> None:
             if shard["state"] != "ready":
                 time.sleep(0.2)
                 continue
-            last = node.events()[-1]["seq"]
             killed = time.time()
             os.kill(shard["pid"], signal.SIGKILL)
-            seen: list[float] = []
-
-            def noticed(name: str = shard["name"], after: int = last, seen: list[float] = seen) -> bool:
-                for event in node.events():
-                    if event["seq"] > after and event["shard"] == name and event["before"] == "ready":
-                        seen.append(event["time"])
-                        return True
-                return False
-
-            wait_for(noticed, "the death is seen", 10)
+            wait_for(
+                lambda s=shard: node.shard(s["name"])["generation"] > s["generation"],  # type: ignore[misc]
+                "it is started anew",
+                10,
+            )
+            seen = [
+                event["time"]
+                for event in node.events()
+                if event["shard"] == shard["name"] and event["before"] == "ready" and event["time"] >= killed
+            ]
             latencies.append(1000 * (seen[0] - killed))
     print(f"llmgw          {summary(latencies)}")
     latencies = []

@@ -58,9 +58,8 @@ def main() -> None:
         time.sleep(2.0)
         after = process.memory_info().rss / 2**20
         log = node.shard("flood")["log"]
-        print(
-            f"memory                    {before:.1f} MiB before, {after:.1f} MiB after; CPU {100 * took / seconds:.0f} %"
-        )
+        share = 100 * took / seconds
+        print(f"memory                    {before:.1f} MiB before, {after:.1f} MiB after; CPU {share:.0f} %")
         size = (node.folder / "l" / "flood.0.log").stat().st_size / 2**20
         print(f"lines                     {log['lines']} kept, {log['skipped']} skipped; file {size:.0f} MiB")
         print(f"the quiet one is {node.shard('quiet')['state']}")

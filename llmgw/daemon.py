@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import resource
 import secrets
 import shutil
 import signal
@@ -84,6 +85,7 @@ def run(path: str, *, node: str | None = None) -> int:
 
 
 def _run_owned(config: Config, path: str, node: str | None) -> int:
+    _raise_open_files()
     settings = config.supervisor
     for folder, mode in ((settings.state_dir, 0o750), (settings.runtime_dir, 0o755), (settings.log_dir, 0o750)):
         make_folder(folder, mode)
@@ -102,6 +104,13 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
             door.close()
     finally:
         locks.release()
+
+
+def _raise_open_files() -> None:
+    """Each engine holds a descriptor here and each wait another; engines inherit the limit and want it high too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def make_folder(path: str, mode: int) -> None:

@@ -29,7 +29,7 @@ from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.supervisor.follow import FollowedTail, LogFollower
 from llmgw.supervisor.gpu_release import held_gpus, used_before, wait_gpu_release
-from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm
+from llmgw.supervisor.leftovers import clear_traces, note_shm
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.oom import oom_kills
@@ -181,7 +181,9 @@ class Ended:
 class Engine:
     """A running engine, as its shard's task sees it."""
 
-    def __init__(self, host: Host, spec: ShardSpec, tail: FollowedTail, processes: EngineProcesses, record: ShardRecord):
+    def __init__(
+        self, host: Host, spec: ShardSpec, tail: FollowedTail, processes: EngineProcesses, record: ShardRecord
+    ) -> None:
         self._host = host
         self._spec = spec
         self._tail = tail
@@ -257,29 +259,29 @@ class Engine:
         self._tail.settle(self._host.board.now())
         self._last_words = self._tail.evidence()
 
-    def members(self) -> tuple[Member, ...]:
-        return self._processes.members()
-
-    def has_members(self) -> bool:
-        return bool(self._processes.members())
+    async def members(self) -> tuple[Member, ...]:
+        """Everything of it that lives. A walk through /proc, in a thread."""
+        return await self._processes.scan_members()
 
     async def wait_member(self, members: Sequence[Member]) -> Member:
         """Return the first of these that is gone."""
         return await self._processes.wait_member_exit(members)
 
-    def listener(self) -> ListenerFact:
+    async def listener(self) -> ListenerFact:
         """Whose the socket is that answers at its endpoint."""
-        found = listener_of(self.endpoint, self._processes)
+        members = await self._processes.scan_members()
+        found = await trio.to_thread.run_sync(
+            listener_of, self.endpoint, self._processes, members, abandon_on_cancel=True
+        )
         return ListenerFact(found.kind, str(found.holder) if found.holder else "")
 
     def loading_title(self, beginnings: Sequence[str]) -> str | None:
         """The sign of loading that a descendant's name is, if there is one."""
         if not beginnings:
             return None
-        for member in self._processes.members():
-            if any(member.comm.startswith(beginning) for beginning in beginnings):
-                return f"process {member.comm}"
-        return None
+        found = (name for name in self._processes.names() if name.startswith(tuple(beginnings)))
+        name = next(found, None)
+        return f"process {name}" if name is not None else None
 
     async def follow_output(self, on_lines: Callable[[Sequence[LogLine]], None]) -> None:
         """Bring new output into the tail until cancelled."""
@@ -315,17 +317,25 @@ class Engine:
 
     # -- keeping the record ------------------------------------------------------------------------------
 
-    def note_ready(self, load_seconds: float | None) -> None:
+    async def note_ready(self, load_seconds: float | None) -> None:
         """It is Ready: keep what is only known now, for the next supervisor and the next load."""
         first = not self._was_ready
         self._was_ready = True
-        shm = note_shm(member.pid for member in self._processes.members())
-        self._rewrite(evolve(self._record, ready_at=self._host.board.now(), shm=_in_order(shm), alive_at=ticks_now()))
+        ready_at = self._host.board.now()
+        pids = [member.pid for member in await self._processes.scan_members()]
+        # Reading every mapping and an fsync take their time; other shards do not wait for that.
+        shm = await trio.to_thread.run_sync(note_shm, pids, abandon_on_cancel=True)
+        record = evolve(self._record, ready_at=ready_at, shm=_in_order(shm), alive_at=ticks_now())
+        self._record = record
+        await trio.to_thread.run_sync(self._save, record)
         if first and load_seconds is not None:
-            try:
-                self._host.load_times.put(self._record.id, load_seconds)
-            except OSError as error:
-                log.warning("cannot keep the load time of %s: %s", self._record.id, error)
+            await trio.to_thread.run_sync(self._keep_load_time, load_seconds)
+
+    def _keep_load_time(self, seconds: float) -> None:
+        try:
+            self._host.load_times.put(self._record.id, seconds)
+        except OSError as error:
+            log.warning("cannot keep the load time of %s: %s", self._record.id, error)
 
     def set_on_stop(self, on_stop: OnStop) -> None:
         """A reload changed what happens to it at the end of llmgw."""
@@ -333,6 +343,9 @@ class Engine:
 
     def _rewrite(self, record: ShardRecord) -> None:
         self._record = record
+        self._save(record)
+
+    def _save(self, record: ShardRecord) -> None:
         try:
             self._host.records.save(record)
         except OSError as error:
@@ -420,18 +433,6 @@ class Engine:
         return "" if release.freed else str(release)
 
 
-def clear_traces(record: ShardRecord, state_dir: str) -> tuple[str, ...]:
-    """Remove what a dead engine left in the file system; returns what stays, and why. Blocks for milliseconds."""
-    stays: list[str | None] = []
-    if record.shm:
-        stays += [f"/dev/shm/{file.name} stays: {why}" for file, why in remove_unused_shm(record.shm).kept]
-    if isinstance(record.endpoint, UnixEndpoint):
-        stays.append(remove_socket(record.endpoint.path))
-    if record.tmp_dir is not None:
-        stays.append(remove_tmp_dir(record.tmp_dir, state_dir))
-    return tuple(problem for problem in stays if problem is not None)
-
-
 def _in_order(files: Collection[ShmFile]) -> tuple[ShmFile, ...]:
     return tuple(sorted(files, key=lambda file: file.name))
 
@@ -501,10 +502,9 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         _make_folders(plan)
         host.follower.write_marker(output, f"launch {plan.generation} of {plan.name}: {command.argv[0]}")
     except OSError as error:
-        raise LaunchRefused(
-            Reason("no-folder", f"cannot prepare its folders: {error}", "make state_dir and log_dir writable, or free some space"),
-            counted=True,
-        ) from error
+        remedy = "make state_dir and log_dir writable, or free some space"
+        reason = Reason("no-folder", f"cannot prepare its folders: {error}", remedy)
+        raise LaunchRefused(reason, counted=True) from error
     cgroup = Cgroup.create(f"shard-{id_.name}.{id_.replica}.{plan.generation}", host.own_cgroup)
     try:
         child = spawn_engine(host.children, command, log_path=output, cgroup=cgroup)

@@ -350,10 +350,9 @@ class Shard:
     async def _bury(self, engine: Engine) -> Outcome:
         """The leader is gone and nobody asked: end what is left, then say why."""
         code = engine.exit_code
+        if self.status.condition(ConditionKind.STOPPING) is None:
+            self.report(StopBegan(gone_in_words(code)))
         await engine.hear_last_words()
-        if engine.has_members():
-            how = "exit code unknown" if code is None else f"exit code {code}"
-            self.report(StopBegan(f"its main process is gone ({how}); ending the rest"))
         ended = await engine.take_down(self._on_step)
         if self.spec.engine is EngineKind.COMMAND and code == 0:
             self.report(Stopped("ended by itself with code 0"))
@@ -399,6 +398,10 @@ class Shard:
             else:
                 self._after_end("")
                 pause = HELD_FIRST
+
+
+def gone_in_words(code: int | None) -> str:
+    return f"its main process is gone (exit code {'unknown' if code is None else code})"
 
 
 class Life:
@@ -447,6 +450,10 @@ class Life:
 
     async def _wait_exit(self) -> None:
         await self._engine.wait_exit()
+        code = self._engine.exit_code
+        if code is not None and code not in TERM_LIKE:
+            # No stop looks like this. Whoever routes must know before anything is cleaned up.
+            self._shard.report(StopBegan(gone_in_words(code)))
         self._decide(Exited())
 
     async def _obey_leaving(self) -> None:
@@ -556,7 +563,7 @@ class Life:
             if verdict.ready and not warmed:
                 verdict, warmed = await self._warm_up(probes, verdict)
             if verdict.ready:
-                self._become_ready(verdict)
+                await self._become_ready(verdict)
                 return
             sign = verdict.loading or self._engine.loading_title(self._profile.loading_titles)
             if sign is not None:
@@ -572,7 +579,7 @@ class Life:
         if isinstance(health, Answered) and health.is_yes:
             if self._models_path:
                 models = await probes.ask_models(self._models_path, timeout)
-            listener = self._engine.listener()
+            listener = await self._engine.listener()
         return judge(
             health,
             models,
@@ -593,13 +600,13 @@ class Life:
             return verdict, True
         return Verdict(False, "the warm-up request failed; asking again"), False
 
-    def _become_ready(self, verdict: Verdict) -> None:
+    async def _become_ready(self, verdict: Verdict) -> None:
         shard = self._shard
         shard.report(ReadyConfirmed())
         if verdict.listener_unverified:
             shard.report(ConditionSet(ConditionKind.LISTENER_UNVERIFIED, "who holds its port cannot be seen from here"))
-        self._engine.note_ready(shard.status.load_seconds)
         self._settle_drain(shard._intent.value)
+        await self._engine.note_ready(shard.status.load_seconds)
 
     async def _pause(self, seconds: float, asked: int) -> None:
         with trio.move_on_after(seconds):
@@ -615,7 +622,7 @@ class Life:
 
     async def _watch_members(self) -> None:
         """The end of a process that was there at Ready is news: the API may live on with a dead engine behind it."""
-        members = [member for member in self._engine.members() if member.pid != self._engine.pid]
+        members = [member for member in await self._engine.members() if member.pid != self._engine.pid]
         while members:
             gone = await self._engine.wait_member(members)
             members.remove(gone)
@@ -636,7 +643,7 @@ class Life:
             await self._pause(interval, asked)
             if self._ask_now.value != asked:
                 asked = self._ask_now.value
-                self._check_listener()
+                await self._check_listener()
             health = judge_health(await probes.ask_health(self._health_path, limits.probe_timeout))
             now = trio.current_time()
             if health.kind == "yes" and self._profile.deep_health_path and now >= deep_at:
@@ -670,8 +677,8 @@ class Life:
             return ill_since if ill_since is not None else now
         return ill_since if health.kind == "busy" else None
 
-    def _check_listener(self) -> None:
-        fact = self._engine.listener()
+    async def _check_listener(self) -> None:
+        fact = await self._engine.listener()
         if fact.kind == "anothers":
             text = f"another process answers on its port: {fact.holder}"
             self._shard.report(ConditionSet(ConditionKind.UNHEALTHY, text))

@@ -19,7 +19,8 @@ from llmgw.config.model import Config
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
 from llmgw.supervisor.follow import FollowedTail
-from llmgw.supervisor.launch import Engine, Host, Takeover, clear_traces
+from llmgw.supervisor.launch import Engine, Host, Takeover
+from llmgw.supervisor.leftovers import clear_traces
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.records import ShardRecord, WishStore
 from llmgw.supervisor.shard import Orders, Shard

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import frozen
 
@@ -41,8 +41,9 @@ class ShmUsage:
 def note_shm(pids: Iterable[int]) -> frozenset[ShmFile]:
     """The files in /dev/shm that these processes have mapped or open. Blocks for some milliseconds per process."""
     found: set[ShmFile] = set()
+    names = _names_by_inode()
     for pid in pids:
-        found |= _files_of(pid)[0]
+        found |= _files_of(pid, names)[0]
     return frozenset(found)
 
 
@@ -58,8 +59,9 @@ def remove_unused_shm(files: Collection[ShmFile]) -> ShmCleanup:
         return ShmCleanup()
     in_use: set[ShmFile] = set()
     hidden: set[int] = set()
+    names = _names_by_inode()
     for pid in all_pids():
-        used, complete = _files_of(pid)
+        used, complete = _files_of(pid, names)
         in_use |= used
         # A container's first process refuses the look even to root (measured), and serves no engine's memory.
         if not complete and pid != 1 and (uid := _owner(f"/proc/{pid}")) is not None:
@@ -149,7 +151,18 @@ def clear_traces(record: ShardRecord, state_dir: str) -> tuple[str, ...]:
     return tuple(why for why in stays if why is not None)
 
 
-def _files_of(pid: int) -> tuple[set[ShmFile], bool]:
+def _names_by_inode() -> dict[int, str]:
+    """glibc makes a semaphore under a passing name and links it to its own: whoever made it maps a name that is
+    deleted, though the file is there (measured with multiprocessing's `sem.mp-*`). Only the inode tells.
+    """
+    try:
+        with os.scandir(SHM) as entries:
+            return {entry.inode(): entry.name for entry in entries}
+    except OSError:
+        return {}
+
+
+def _files_of(pid: int, names: Mapping[int, str]) -> tuple[set[ShmFile], bool]:
     """What it uses, and whether all of it could be seen. A process that is gone uses nothing."""
     found: set[ShmFile] = set()
     try:
@@ -158,13 +171,13 @@ def _files_of(pid: int) -> tuple[set[ShmFile], bool]:
                 if SHM in line:
                     fields = line.rstrip("\n").split(None, 5)
                     if len(fields) == 6 and fields[4].isdecimal():
-                        _add(found, fields[5], int(fields[4]))
+                        _add(found, fields[5], int(fields[4]), names)
         for name in os.listdir(f"/proc/{pid}/fd"):
             link = f"/proc/{pid}/fd/{name}"
             try:
                 target = os.readlink(link)
                 if target.startswith(SHM):
-                    _add(found, target, os.stat(link).st_ino)
+                    _add(found, target, os.stat(link).st_ino, names)
             except (FileNotFoundError, ProcessLookupError):
                 continue
     except (FileNotFoundError, ProcessLookupError):
@@ -174,9 +187,13 @@ def _files_of(pid: int) -> tuple[set[ShmFile], bool]:
     return found, True
 
 
-def _add(found: set[ShmFile], path: str, inode: int) -> None:
-    name = path.removeprefix(f"{SHM}/")
-    if name != path and not name.endswith(" (deleted)"):
+def _add(found: set[ShmFile], path: str, inode: int, names: Mapping[int, str]) -> None:
+    if not path.startswith(f"{SHM}/"):
+        return
+    name: str | None = path.removeprefix(f"{SHM}/")
+    if path.endswith(" (deleted)"):
+        name = names.get(inode)
+    if name is not None:
         found.add(ShmFile(name, inode))
 
 

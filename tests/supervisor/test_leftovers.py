@@ -72,6 +72,22 @@ def test_a_segment_that_another_process_maps_stays(names: list[str]) -> None:
         mapped.close()
 
 
+def test_a_semaphore_counts_as_used_by_the_process_that_made_it() -> None:
+    # Its maker maps it under a passing name that is deleted by now.
+    script = "import multiprocessing, sys; lock = multiprocessing.get_context('spawn').Lock()\n"
+    script += "print(lock._semlock.name, flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as engine:
+        assert engine.stdout is not None
+        file = shm_file(f"sem.{engine.stdout.readline().strip().removeprefix('/')}")
+        assert file in note_shm([engine.pid])
+        assert remove_unused_shm([file]).kept == ((file, "another process uses it"),)
+        # The tracker of multiprocessing would remove it after the death of its process alone.
+        os.killpg(engine.pid, signal.SIGKILL)
+    assert remove_unused_shm([file]).removed == (file,)
+
+
 def test_a_name_that_came_back_as_another_file_stays(names: list[str]) -> None:
     file = shm_file(names[0])
     other = ShmFile(file.name, file.inode + 1_000_000)

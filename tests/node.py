@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -48,6 +49,8 @@ class Node:
         self.state = self.folder / "s"
         self.socket = self.folder / "r" / "control.sock"
         self.env = {**os.environ, "LLMGW_STRICT": "1", **env}
+        first = 10_000 + 40 * random.SystemRandom().randrange(450)
+        self.ports = (first, first + 39)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = self.folder / "llmgw.out"
 
@@ -81,6 +84,9 @@ class Node:
         """The configuration, with the folders of this node in front."""
         top = [line for line in text.splitlines() if line.startswith("include")]
         rest = "\n".join(line for line in text.splitlines() if not line.startswith("include"))
+        if "[node]" not in rest:
+            # Ports of its own: two test runs at once must not meet in each other's load.
+            rest = f'[node]\nengine_ports = "{self.ports[0]}-{self.ports[1]}"\n{rest}'
         self.config.write_text(
             "\n".join(top) + f'\n[supervisor]\nstate_dir = "{self.state}"\nruntime_dir = "{self.folder}/r"\n'
             f'log_dir = "{self.folder}/l"\n{rest}\n'

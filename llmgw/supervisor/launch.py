@@ -370,7 +370,7 @@ class Engine:
         leaving = self._host.board.leaving.value
         return self._stays or (leaving is not None and engine_stays(self._host.settings.on_stop, leaving))
 
-    async def take_down(self, on_step: Callable[[str], None] = lambda _: None) -> Ended:
+    async def take_down(self, on_step: Callable[[str], None] = lambda _: None, *, at_once: bool = False) -> Ended:
         """The one stop order from SIGTERM on, then leftovers, then the GPUs. Asked twice it is done once.
 
         Not cancellable before it is through or its time is up: half a stop would leave orphans.
@@ -378,13 +378,13 @@ class Engine:
         if self._ended is None:
             limits = self._spec.limits
             with trio.move_on_after(limits.longest_stop + CLEANUP_MARGIN, shield=True):
-                self._ended = await self._take_down(on_step)
+                self._ended = await self._take_down(on_step, at_once)
         return self._ended or Ended("given up", unkillable=f"pid {self.pid}")
 
-    async def _take_down(self, on_step: Callable[[str], None]) -> Ended:
+    async def _take_down(self, on_step: Callable[[str], None], at_once: bool) -> Ended:
         host, limits = self._host, self._spec.limits
         term_to: TermTo | None = self._profile.term_to
-        if self._profile.kill_while_loading and not self._was_ready:
+        if at_once or (self._profile.kill_while_loading and not self._was_ready):
             term_to = None
         outcome = await self._processes.stop(
             term_to=term_to, stop_timeout=limits.stop_timeout, hurry=host.board.hurry, on_step=on_step

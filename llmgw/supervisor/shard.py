@@ -105,6 +105,8 @@ class Condemned:
     """llmgw ends it itself: a limit was passed, or it is stalled, ill or deaf."""
 
     reason: Reason
+    stalled: bool = False
+    """It would answer SIGTERM by waiting for requests that never end: SIGKILL at once (vLLM: measured)."""
 
 
 @frozen
@@ -310,9 +312,9 @@ class Shard:
             case Asked(by=by, again=again):
                 await life.drain(by)
                 return await self._stop(engine, by, again=again)
-            case Condemned(reason=reason):
+            case Condemned(reason=reason, stalled=stalled):
                 self.report(StopBegan(reason.cause))
-                ended = await engine.take_down(self._on_step)
+                ended = await engine.take_down(self._on_step, at_once=stalled)
                 self._fail(reason)
                 self._after_end(ended.held)
                 return Broken(reason)
@@ -696,15 +698,18 @@ class Life:
         status = self._shard.status
         if still >= STALL_NOTICE:
             running = status.activity.running if status.activity else None
-            text = f"{running} requests running, no step for {still:.0f} s"
-            self._shard.report(ConditionSet(ConditionKind.STALLED, text))
+            text = f"{running} requests running, but no step is made"
+            known = status.condition(ConditionKind.STALLED)
+            # Its duration is the condition's own time: one line of history, not one for each look.
+            if known is None or known.text != text:
+                self._shard.report(ConditionSet(ConditionKind.STALLED, text))
             if limit is not None and still >= limit:
                 reason = Reason(
                     "stalled",
-                    f"{text} (stall_timeout {limit:g} s)",
+                    f"{running} requests running, no step for {still:.0f} s (stall_timeout {limit:g} s)",
                     f"it is restarted; look at llmgw logs {status.name} for what it did last",
                 )
-                self._decide(Condemned(reason))
+                self._decide(Condemned(reason, stalled=True))
         elif status.condition(ConditionKind.STALLED):
             self._shard.report(ConditionCleared(ConditionKind.STALLED))
 

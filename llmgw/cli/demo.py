@@ -268,13 +268,13 @@ def show(ask: Asker, child: subprocess.Popen[bytes], args: argparse.Namespace, f
     print(question_answered(answer["shards"][0]["endpoint"], args.question), flush=True)
     if args.once:
         return
-    print(
-        f"\nready after {duration(time.monotonic() - began)}; it runs until Ctrl-C. In another terminal:\n"
-        f"  {sys.argv[0] if sys.argv[0].endswith('llmgw') else 'llmgw'} -s {ask.socket} status\n"
-        f"  curl {answer['shards'][0]['endpoint']}/v1/models",
-        flush=True,
-    )
     try:
+        print(
+            f"\nready after {duration(time.monotonic() - began)}; it runs until Ctrl-C. In another terminal:\n"
+            f"  {sys.argv[0] if sys.argv[0].endswith('llmgw') else 'llmgw'} -s {ask.socket} status\n"
+            f"  curl {answer['shards'][0]['endpoint']}/v1/models",
+            flush=True,
+        )
         child.wait()
     except KeyboardInterrupt:
         print("\nstopping", flush=True)
@@ -326,10 +326,9 @@ def question_answered(endpoint: str, question: str) -> str:
     }
     try:
         connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=120)
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )  # fmt: skip
-        answer = json.loads(connection.getresponse().read())
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = json.loads(connection.getresponse().read())
         return str(answer["choices"][0]["text"]).strip()
     except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         raise CommandError(FAILED, f"cannot ask the model at {endpoint}: {error}", "see: llmgw logs gemma") from error

@@ -42,5 +42,10 @@ def _serve(loop: Loop, argv: list[str], knobs: Knobs) -> int:
     if knobs.port:
         given.values["port"] = [str(knobs.port)]
     given.values.setdefault("alias", ["plain"])
-    LlamaServer(loop, given, knobs, Log()).start()
+    try:
+        server = LlamaServer(loop, given, knobs, Log())
+    except options.OptionError as error:
+        write_all(2, f"plain: error: {error}\n".encode())
+        return 2
+    server.start()
     return loop.run()

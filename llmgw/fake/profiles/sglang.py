@@ -49,6 +49,9 @@ class Setup:
         self.meeting_host, self.meeting_port = host, int(port)
         self.ranks = max(1, given.number("tp-size", 1) * given.number("pp-size", 1) // self.nodes)
         self.context = given.number("context-length", 32768)
+        self.max_running = given.number("max-running-requests", 256)
+        limit = given.number("max-queued-requests", -1)
+        self.max_waiting = None if limit < 0 else limit
         self.access_lines = knobs.access_log and given.text("log-level-http", "info") not in ("warning", "error")
         self.keys = {given.text("api-key"), given.text("admin-api-key")} - {""}
         self.cheap_health = os.environ.get("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "1") in ("0", "false")
@@ -214,15 +217,14 @@ class Leader:
         self._complete = setup.nodes <= 1
         self._head: rendezvous.Head | None = None
         self._step_done: list[Callable[[], None]] = []
-        limit = setup.given.number("max-queued-requests", -1)
         self._completions = openai.Completions(
             self._loop,
             setup.knobs,
             self._ask_step,
             names=[setup.name],
             max_model_len=setup.context,
-            max_running=setup.given.number("max-running-requests", 256),
-            max_waiting=None if limit < 0 else limit,
+            max_running=setup.max_running,
+            max_waiting=setup.max_waiting,
         )
         shared = f"sglang_loads_{leftovers.random_name()}_{leftovers.random_name()}.shm"
         self._names = leftovers.SharedNames(setup.knobs, removed=[], lasting=[shared])

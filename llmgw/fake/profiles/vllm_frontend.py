@@ -46,15 +46,14 @@ class FrontEnd:
         self._step_done: list[Callable[[], None]] = []
         self._server = Server(loop, self._handle, self._access)
         self._probes = Probes(loop, setup.knobs)
-        limit = setup.given.number("max-num-queued-reqs", -1)
         self._completions = openai.Completions(
             loop,
             setup.knobs,
             self._ask_step,
             names=setup.names,
             max_model_len=setup.max_model_len,
-            max_running=setup.given.number("max-num-seqs", 256),
-            max_waiting=None if limit < 0 else limit,
+            max_running=setup.max_running,
+            max_waiting=setup.max_waiting,
         )
         self.on_engine_dead: Callable[[], None] | None = None
 

@@ -37,6 +37,9 @@ class Setup:
         self.master_port = given.number("master-port", 29501)
         self.headless = given.has("headless") or self.node_rank > 0
         self.max_model_len = self._context()
+        self.max_running = given.number("max-num-seqs", 256)
+        most = given.number("max-num-queued-reqs", -1)
+        self.max_waiting = None if most < 0 else most
         self.shutdown_timeout = float(given.text("shutdown-timeout", "0"))
         self.keys = {key for key in given.many("api-key") if key}
         if not self.keys and os.environ.get("VLLM_API_KEY"):

@@ -203,6 +203,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         except ProcessLookupError:
             pass
         engine.process.wait(WAIT)
+        until(lambda engine=engine: not engine.members(), "the group to be gone")
     ours = [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("psm_", "sem.mp-", "sglang_"))]
     for name in ours:
         # A fake's own have this size; a real engine's semaphores are in use though nobody seems to map them.

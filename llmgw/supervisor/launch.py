@@ -300,7 +300,7 @@ class Engine:
                 engine=spec.engine,
                 code=self._exit_code,
                 lines=lines,
-                name=self._record.id.shown(spec.replicas),
+                name=spec.name,
                 oom_killed=None if before is None or after is None else after > before,
                 several_died=self._host.several_died(),
                 ready=self._was_ready,

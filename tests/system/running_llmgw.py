@@ -185,30 +185,33 @@ class Llmgw:
 
     def post(self, shard: Shard, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
         """One request to an engine; the answer's JSON. 200 is asserted."""
-        with contextlib.closing(self._send(shard, path, body, headers or {})) as answer:
+        connection = connect(shard["endpoint"], self.patience)
+        with contextlib.closing(connection):
+            answer = send(connection, path, body, headers)
             data = answer.read()
         assert answer.status == 200, data
         return json.loads(data)
 
     def stream(self, shard: Shard, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Stream:
         """An open stream, read along in a thread; returns once its first bytes have arrived."""
-        stream = Stream(self._send(shard, path, {**body, "stream": True}, headers or {}))
+        connection = connect(shard["endpoint"], self.patience)
+        stream = Stream(connection, send(connection, path, {**body, "stream": True}, headers))
         self.until(lambda: stream.text or stream.ended, "the first bytes of a stream")
         return stream
 
-    def _send(self, shard: Shard, path: str, body: dict[str, Any], headers: dict[str, str]) -> http.client.HTTPResponse:
-        connection = connect(shard["endpoint"], self.patience)
-        # With it the answer owns the socket, and reading it to its end closes that.
-        connection.request(
-            "POST", path, json.dumps(body), {"Content-Type": "application/json", "Connection": "close", **headers}
-        )
-        return connection.getresponse()
+
+def send(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any], headers: dict[str, str] | None
+) -> http.client.HTTPResponse:
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})})
+    return connection.getresponse()
 
 
 class Stream:
     """What arrived of a streamed answer so far, and how it ended."""
 
-    def __init__(self, answer: http.client.HTTPResponse) -> None:
+    def __init__(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> None:
+        self._connection = connection
         self._answer = answer
         self._parts: list[bytes] = []
         self.error: Exception | None = None
@@ -222,7 +225,7 @@ class Stream:
         except (OSError, http.client.HTTPException) as error:
             self.error = error
         finally:
-            self._answer.close()
+            self._connection.close()
 
     @property
     def text(self) -> str:

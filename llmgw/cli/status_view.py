@@ -177,11 +177,16 @@ def next_step(shard: Shard, now: float) -> str:
 
 
 def paragraphs(shards: Iterable[Shard], now: float) -> list[list[str]]:
-    """For each shard that failed, or that failed before and is tried again: the cause, its proof, what to do."""
+    """For each shard that failed, or that failed before and is tried again: the cause, its proof, what to do. For one
+    that loads: what is waited for, and the last line of its log."""
     found = []
     for shard in shards:
         reason = shard.get("reason")
         if not reason:
+            last = (shard.get("log") or {}).get("last")
+            if shard["state"] in ("starting", "loading") and last:
+                waits = shard.get("detail") or shard["state"]
+                found.append([neutralise(f"{shard['name']}: {waits}"), neutralise(f"  | {last}")])
             continue
         lines = [f"{shard['name']}: {reason['cause']}"]
         lines += [f"  | {line}" for line in (reason.get("evidence") or ())[:EVIDENCE_LINES]]

@@ -43,6 +43,8 @@ class LogSource(Protocol):
     def sequence(self) -> int: ...
     @property
     def skipped(self) -> int: ...
+    @property
+    def last_shown(self) -> str: ...
     def read(self, after: int) -> tuple[int, Sequence[wire.Line]]: ...
     async def wait_newer(self, after: int) -> None:
         """Return when there is a line above `after`."""
@@ -161,7 +163,9 @@ class Api:
 
     def _log_facts(self, id_: ShardId) -> wire.Json:
         source = self._services.tail(id_)
-        return {"lines": source.sequence, "skipped": source.skipped} if source else {"lines": 0, "skipped": 0}
+        if source is None:
+            return {"lines": 0, "skipped": 0, "last": ""}
+        return {"lines": source.sequence, "skipped": source.skipped, "last": source.last_shown}
 
     def _shards(self, ids: Sequence[ShardId], snapshot: Snapshot) -> list[wire.Json]:
         return [wire.shard(id_, snapshot.shards[id_], self._log_facts(id_)) for id_ in ids if id_ in snapshot.shards]

@@ -35,7 +35,7 @@ class Line(Protocol):
 
 
 def shard(id_: ShardId, instance: Instance, log: Json | None = None) -> Json:
-    """One instance. `log` has the number of its last line and how many were skipped."""
+    """One instance. `log` has the number of its last line, how many were skipped, and its last line."""
     status, intent = instance.status, instance.intent
     return {
         "name": status.name,
@@ -70,7 +70,7 @@ def shard(id_: ShardId, instance: Instance, log: Json | None = None) -> Json:
         },
         "config_hash": status.config_hash,
         "load_seconds": status.load_seconds,
-        "log": log or {"lines": 0, "skipped": 0},
+        "log": log or {"lines": 0, "skipped": 0, "last": ""},
     }
 
 

@@ -6,6 +6,7 @@ Standard library only: every verb that prints something uses it, and they must s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Escape sequences go as a whole, since their printable remains would litter the line: CSI with its parameters, OSC
 # and the other string sequences up to their terminator (or the end of the line, when that was cut off), the rest
@@ -28,6 +29,14 @@ def neutralise(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return _UNSAFE.sub(_written_out, _SEQUENCE.sub("", text))
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """The text without these secrets."""
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return text
 
 
 def _written_out(match: re.Match[str]) -> str:

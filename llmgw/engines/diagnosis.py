@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
+from llmgw.domain.display import hide
 from llmgw.domain.problem import Reason
 from llmgw.domain.shard import EngineKind
 from llmgw.engines.rules import ENDINGS, MARKS, MEMORY_OPTION, RULES, Rule
@@ -69,8 +70,10 @@ class ExitFacts:
     oom_killed: bool | None = None
     several_died: bool = False
     seconds_alive: float | None = None
+    port: int | None = None
+    """Where the shard was to listen."""
     port_holder: str | None = None
-    """Who holds the shard's port now, in words."""
+    """Who holds that port now, in words."""
     secrets: tuple[str, ...] = ()
     """Texts that must not be shown, such as the engine's key."""
 
@@ -175,7 +178,7 @@ def _words(facts: ExitFacts) -> dict[str, str]:
     return {
         "shard": f'[[shard]] "{facts.name}"' if facts.name else "the shard",
         "memory": MEMORY_OPTION.get(facts.engine, "the memory option"),
-        "holder": f": {facts.port_holder} holds it" if facts.port_holder else "",
+        "holder": f": {facts.port_holder} holds {facts.port or 'it'}" if facts.port_holder else "",
     }
 
 
@@ -189,8 +192,8 @@ def _explain(rule: Rule, proof: Sequence[_Line], facts: ExitFacts) -> Reason:
         remedy = rule.exact_remedy or remedy
     return Reason(
         rule.code,
-        _hide(cause.format_map(words), facts),
-        _hide(remedy.format_map(words), facts),
+        hide(cause.format_map(words), facts.secrets),
+        hide(remedy.format_map(words), facts.secrets),
         _evidence((line.text for line in proof), facts),
         retry=rule.retry,
     )
@@ -212,7 +215,7 @@ def _by_exit(facts: ExitFacts, lines: Sequence[_Line]) -> Reason:
         table = ENDINGS[ending]
         said = f": {shown[0]}" if shown else ""
         words = _words(facts) | {"said": said} | words
-        cause = _hide(table.cause.format_map(words), facts)
+        cause = hide(table.cause.format_map(words), facts.secrets)
         return Reason(ending, cause, table.remedy.format_map(words), shown, retry=table.retry)
 
     if facts.oom_killed is True:
@@ -259,18 +262,11 @@ def _evidence(texts: Iterable[str], facts: ExitFacts) -> tuple[str, ...]:
     shown: dict[str, None] = {}
     for text in texts:
         # Hidden before it is cut, so that no half of a secret is left at the edge.
-        text = _hide(text.strip(), facts)
+        text = hide(text.strip(), facts.secrets)
         shown[text if len(text) <= EVIDENCE_WIDTH else f"{text[: EVIDENCE_WIDTH - 1]}…"] = None
         if len(shown) == EVIDENCE_LINES:
             break
     return tuple(shown)
-
-
-def _hide(text: str, facts: ExitFacts) -> str:
-    for secret in facts.secrets:
-        if secret:
-            text = text.replace(secret, "***")
-    return text
 
 
 def _signal_name(code: int) -> str:

@@ -199,6 +199,7 @@ class Engine:
         self._was_ready = record.ready_at is not None
         self._log_path = record.log_path or host.log_path(record.id)
         processes.before_kill = self._note_before_kill
+        tail.secrets = self._secrets()
 
     # -- what it is --------------------------------------------------------------------------------------
 
@@ -291,9 +292,10 @@ class Engine:
         """Why it exited, from its code, its last lines and what the host knows."""
         lines = self._tail.evidence() if self._last_words is None else self._last_words
         spec, before, after = self._spec, self._oom_before, oom_kills(self._host.own_cgroup)
-        holder = None
+        port = holder = None
         if isinstance(self.endpoint, TcpEndpoint):
-            found = port_holders([self.endpoint.port]).get(self.endpoint.port)
+            port = self.endpoint.port
+            found = port_holders([port]).get(port)
             holder = str(found) if found is not None else None
         return diagnose(
             ExitFacts(
@@ -305,6 +307,7 @@ class Engine:
                 several_died=self._host.several_died(),
                 ready=self._was_ready,
                 seconds_alive=trio.current_time() - self._began,
+                port=port,
                 port_holder=holder,
                 secrets=self._secrets(),
             )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 
 from attrs import evolve, frozen
 
+from llmgw.domain.display import hide
+
 MARKER = "-- llmgw:"
 """Starts every line that llmgw itself puts between an engine's."""
 
@@ -24,6 +26,9 @@ ERROR_WORDS = (b"rror", b"RROR", b"xception", b"raceback", b"atal", b"FATAL", b"
 
 HITS_PER_SCAN = 64
 """Lines of one scanned chunk that are shown to `pin`: a flood of errors costs no more than a flood of anything."""
+
+SHOWN_WIDTH = 300
+"""Characters of the last line that status shows."""
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
@@ -80,6 +85,13 @@ class LogTail:
         """Lines that were never read one by one, since the engine wrote faster than they could be."""
         self.last_text = ""
         """The engine's last line that is not empty."""
+        self.secrets: tuple[str, ...] = ()
+        """Texts of the present launch that `last_shown` leaves out, should the engine print them."""
+
+    @property
+    def last_shown(self) -> str:
+        """The last line as status may show it: without secrets, not longer than a line should be."""
+        return hide(self.last_text, self.secrets)[:SHOWN_WIDTH]
 
     # -- bytes in ----------------------------------------------------------------------------------------
 

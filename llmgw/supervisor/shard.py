@@ -539,7 +539,7 @@ class Life:
                 await self._moved.wait_change(moved)
 
     def _too_slow(self, key: str, limit: float) -> Reason:
-        last = self._shard.tail.last_text
+        last = self._shard.tail.last_shown
         waiting = self._shard.status.detail
         what = {
             "start_timeout": "no sign of loading",

@@ -49,7 +49,7 @@ def a_shard(name: str = "embed", **changes: Any) -> dict[str, Any]:
         "intent": {"wish": "start", "by": "file", "at": NOW - 1000, "operator": False},
         "config_hash": "abc",
         "load_seconds": 16.0,
-        "log": {"lines": 10, "skipped": 0},
+        "log": {"lines": 10, "skipped": 0, "last": ""},
     }
     return {**shard, **changes}
 

@@ -52,6 +52,10 @@ class Log:
     def skipped(self) -> int:
         return self.tail.skipped
 
+    @property
+    def last_shown(self) -> str:
+        return self.tail.last_shown
+
     def read(self, after: int) -> tuple[int, Sequence[Any]]:
         return self.tail.read(after)
 

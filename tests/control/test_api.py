@@ -30,7 +30,7 @@ async def test_status_is_one_snapshot_with_the_nodes_header(daemon: Daemon) -> N
     assert (shard["name"], shard["state"], shard["pid"], shard["generation"]) == ("llama", "ready", 4711, 1)
     assert shard["intent"] == {"wish": "start", "by": "file", "at": 1000.0, "operator": False}
     assert shard["activity"]["running"] == 3
-    assert shard["log"] == {"lines": 2, "skipped": 0}
+    assert shard["log"] == {"lines": 2, "skipped": 0, "last": "two"}
 
 
 async def test_a_failed_shard_says_why(daemon: Daemon) -> None:

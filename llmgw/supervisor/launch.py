@@ -22,7 +22,7 @@ from llmgw.config.model import Config, SupervisorConfig
 from llmgw.discovery.installed import engine_version
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.problem import ConfigError, Problem, Reason, errors_of
-from llmgw.domain.shard import Endpoint, LaunchPlan, Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
+from llmgw.domain.shard import Endpoint, EngineKind, LaunchPlan, Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
 from llmgw.domain.status import Wish
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
@@ -116,6 +116,8 @@ class Host:
     chance: Callable[[], float]
     new_run_id: Callable[[], str]
     """16 hex digits that were never given before."""
+    undead: dict[ShardId, Engine] = field(factory=dict)
+    """Engines of which something could not be killed; entered and taken out by their own take-down."""
     engines: dict[ShardId, Engine] = field(factory=dict)
     """Engines that run now; each is entered and taken out by its own launch."""
     ports: dict[ShardId, int] = field(factory=dict)
@@ -202,6 +204,10 @@ class Engine:
         tail.secrets = self._secrets()
 
     # -- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> EngineKind:
+        return self._spec.engine
 
     @property
     def pid(self) -> int:
@@ -378,7 +384,7 @@ class Engine:
 
         Not cancellable before it is through or its time is up: half a stop would leave orphans.
         """
-        if self._ended is None:
+        if self._ended is None or self._ended.unkillable:
             limits = self._spec.limits
             with trio.move_on_after(limits.longest_stop + CLEANUP_MARGIN, shield=True):
                 self._ended = await self._take_down(on_step, at_once)
@@ -398,7 +404,11 @@ class Engine:
             left = ", ".join(str(member) for member in outcome.leftover)
             for index, before in self._record.gpu_memory_before.items():
                 host.held[index] = HeldMemory(before, self._processes.owns)
-            return Ended("SIGKILL without effect", f"{', '.join(self.gpus) or 'nothing'} held by {left}", left)
+            # Its record stays, and nothing is launched beside it: two engines would be one too many.
+            host.undead[self._record.id] = self
+            held = f"{_gpus_in_words(self.gpus)} held by {left}" if self.gpus else ""
+            return Ended("SIGKILL without effect", held, left)
+        host.undead.pop(self._record.id, None)
         words = {"gone": "it was gone already", "gone-term": "SIGTERM", "gone-kill": "SIGKILL"}[outcome.kind]
         how = f"{words}, {outcome.seconds:.1f} s"
         await trio.to_thread.run_sync(self._clear_traces)
@@ -463,7 +473,7 @@ async def launch(
     finally:
         if engine.stays:
             engine.leave()
-        else:
+        elif host.undead.get(id_) is not engine:
             await engine.take_down()
         del host.engines[id_]
 
@@ -487,6 +497,11 @@ async def _unless_unwanted(host: Host, id_: ShardId, question: Callable[[], Awai
 
 
 async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) -> Engine:
+    undead = host.undead.get(id_)
+    if undead is not None:
+        ended = await undead.take_down()
+        if ended.unkillable:
+            raise LaunchRefused(unkillable(ended.unkillable))
     endpoint = _choose_endpoint(host, id_, spec)
     problems = errors_of(await _unless_unwanted(host, id_, lambda: host.check(spec, endpoint)))
     if problems:
@@ -554,6 +569,20 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         raise
     child.open_gate()
     return Engine(host, spec, tail, child.engine, record)
+
+
+def unkillable(what: str) -> Reason:
+    """Why nothing is launched: something of the last launch is still there."""
+    return Reason(
+        "unkillable",
+        f"{what} does not die, also not of SIGKILL",
+        "its GPUs stay held and nothing is launched beside it; it is stuck in the driver or the kernel: look at dmesg, "
+        "a reboot may be needed",
+    )
+
+
+def _gpus_in_words(gpus: Sequence[str]) -> str:
+    return f"GPU{'s' * (len(gpus) > 1)} {', '.join(gpus)}"
 
 
 def _reason_of(problems: Sequence[Problem]) -> Reason:

@@ -49,7 +49,17 @@ from llmgw.domain.status import (
 from llmgw.engines.adapter import profile
 from llmgw.engines.metrics import read_activity
 from llmgw.engines.progress import ProgressReader
-from llmgw.supervisor.launch import Engine, Host, LaunchRefused, LaunchUnwanted, Takeover, engine_stays, launch
+from llmgw.supervisor.launch import (
+    Ended,
+    Engine,
+    Host,
+    LaunchRefused,
+    LaunchUnwanted,
+    Takeover,
+    engine_stays,
+    launch,
+    unkillable,
+)
 from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.probes import Probes
 from llmgw.supervisor.readiness import (
@@ -82,6 +92,9 @@ METRICS_EVERY = 3
 
 HELD_FIRST, HELD_LONGEST = 1.0, 30.0
 """Seconds between two questions after GPU memory that did not come back; doubled, since each costs a process."""
+
+BUG_PAUSE = 5.0
+"""Seconds after an error in llmgw itself until its shard is looked after again: never a busy loop."""
 
 DRAIN_POLL = 0.5
 """Seconds between two looks at the running requests while draining."""
@@ -178,11 +191,33 @@ class Shard:
 
     async def run(self, takeover: Takeover | None = None) -> None:
         """Live until llmgw leaves. An error in this task fails this shard and never leaves it."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._show_orders)
-            nursery.start_soon(self._watch_held)
-            await self._live(takeover)
-            nursery.cancel_scope.cancel(reason="the shard has ended")
+        while True:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._show_orders)
+                    nursery.start_soon(self._watch_held)
+                    await self._live(takeover)
+                    nursery.cancel_scope.cancel(reason="the shard has ended")
+                return
+            except Exception:
+                # The outer one of two broad catches: whatever it is, the other shards live on. A launch that was cut
+                # short has taken its engine down.
+                log.exception("%s: an error in llmgw itself, outside of an engine's life", self.status.name)
+                self._confess()
+            takeover = None
+            await trio.sleep(BUG_PAUSE)
+
+    async def clear_remains(self, engine: Engine) -> None:
+        """End what a leader left that died while llmgw was away, before anything new is launched."""
+        try:
+            ended = await engine.take_down()
+        except Exception:
+            log.exception("%s: an error in llmgw itself while old processes were ended", self.status.name)
+            self._confess()
+            return
+        if ended.unkillable:
+            self._fail(unkillable(ended.unkillable), counted=False)
+        self._after_end(ended.held)
 
     async def _show_orders(self) -> None:
         """Take up what a reload changes without touching the engine."""
@@ -247,7 +282,8 @@ class Shard:
         limit = policy.limit if broken.counted else 0
         self.report(RetryScheduled(self._host.board.now() + decision.delay, decision.attempt, limit))
         with trio.move_on_after(decision.delay) as pause:
-            await self._wait_news(self._intent.value)
+            # A wish that came while the last life was ended is news too.
+            await self._wait_news(self._answered)
         return pause.cancelled_caught and self._leaving is None
 
     async def _wait_news(self, known: Intent) -> None:
@@ -277,13 +313,17 @@ class Shard:
             self._fail(refused.reason, counted=refused.counted)
             return Broken(refused.reason, counted=refused.counted)
         except Exception:
-            # The one broad catch of this task: whatever it is, the other shards live on.
             log.exception("%s: an error in llmgw itself ended this shard's engine", self.status.name)
-            remedy = "please report it; the traceback is in llmgw's log"
-            reason = Reason("bug", "an error in llmgw itself ended it", remedy)
-            self.report(ConditionSet(ConditionKind.BUG, reason.cause))
+            return Broken(self._confess())
+
+    def _confess(self) -> Reason:
+        """Say that llmgw itself failed, and where to look."""
+        remedy = "please report it; the traceback is in llmgw's log"
+        reason = Reason("bug", "an error in llmgw itself ended it", remedy)
+        self.report(ConditionSet(ConditionKind.BUG, reason.cause))
+        if self.status.state is not ShardState.STOPPED:
             self._fail(reason)
-            return Broken(reason)
+        return reason
 
     async def _launch_and_watch(self, takeover: Takeover | None) -> Outcome:
         spec = self.spec
@@ -297,6 +337,7 @@ class Shard:
                 life = Life(self, engine, spec)
                 nursery.start_soon(engine.follow_output, life.on_lines)
                 ending = await life.watch(self._intent, self._answered)
+                self._answered = life.obeyed
                 outcome = await self._end(engine, life, ending)
                 nursery.cancel_scope.cancel(reason="the engine's life is over")
         return outcome
@@ -310,14 +351,12 @@ class Shard:
                 engine.leave()
                 return ending
             case Asked(by=by, again=again):
-                await life.drain(by)
+                await life.drain(f"{'restart' if again else 'stop'} wished by {by}")
                 return await self._stop(engine, by, again=again)
             case Condemned(reason=reason, stalled=stalled):
                 self.report(StopBegan(reason.cause))
                 ended = await engine.take_down(self._on_step, at_once=stalled)
-                self._fail(reason)
-                self._after_end(ended.held)
-                return Broken(reason)
+                return self._broken(reason, ended)
             case Exited():
                 return await self._bury(engine)
 
@@ -336,15 +375,7 @@ class Shard:
     async def _stop(self, engine: Engine, by: str, *, again: bool) -> Outcome:
         ended = await engine.take_down(self._on_step)
         if ended.unkillable:
-            reason = Reason(
-                "unkillable",
-                f"{ended.unkillable} does not die",
-                "its GPUs stay held; it is stuck in the driver or the kernel: look at dmesg, a reboot may be needed",
-                retry=False,
-            )
-            self._fail(reason)
-            self._after_end(ended.held)
-            return Broken(reason)
+            return self._broken(unkillable(ended.unkillable), ended)
         self.report(Stopped(f"stopped by {by} ({ended.how})"))
         self._after_end(ended.held)
         return Over(again=again and self._intent.value.wish is Wish.START and self._leaving is None)
@@ -356,15 +387,21 @@ class Shard:
             self.report(StopBegan(gone_in_words(code)))
         await engine.hear_last_words()
         ended = await engine.take_down(self._on_step)
-        if self.spec.engine is EngineKind.COMMAND and code == 0:
+        if engine.kind is EngineKind.COMMAND and code == 0 and not ended.unkillable:
             self.report(Stopped("ended by itself with code 0"))
             self._after_end(ended.held)
             always = self.spec.restart.mode == "always"
             return Over(again=always and self._intent.value.wish is Wish.START)
-        reason = engine.diagnose()
-        self._fail(reason)
+        return self._broken(engine.diagnose(), ended)
+
+    def _broken(self, reason: Reason, ended: Ended) -> Broken:
+        """A failure, or the worse one that something of it does not die: then nothing new is launched beside it."""
+        counted = not ended.unkillable
+        if ended.unkillable:
+            reason = unkillable(ended.unkillable)
+        self._fail(reason, counted=counted)
         self._after_end(ended.held)
-        return Broken(reason)
+        return Broken(reason, counted)
 
     def _fail(self, reason: Reason, *, counted: bool = True) -> None:
         self.report(Failed(reason, counted))
@@ -422,6 +459,8 @@ class Life:
         """Counts reasons to ask at once instead of at the next interval."""
         self._moved = Cell(0)
         """Counts what moves the limits of loading: signs, progress, a reload."""
+        self.obeyed = shard._answered
+        """The last wish that was carried out in this life."""
         self._ending: Ending | None = None
         self._scope = trio.CancelScope()
         self._health_path = spec.ready_path or self._profile.ready_path
@@ -478,6 +517,7 @@ class Life:
                 self._decide(Asked(intent.by, again=True))
             else:
                 self._settle_drain(intent)
+            self.obeyed = intent
             await cell.wait_change(intent)
 
     def _settle_drain(self, intent: Intent) -> None:
@@ -729,11 +769,11 @@ class Life:
 
     # -- draining ----------------------------------------------------------------------------------------
 
-    async def drain(self, by: str) -> None:
+    async def drain(self, why: str) -> None:
         """Before any signal: out of routing, then wait until nothing runs, `drain_timeout` or a second signal."""
         shard = self._shard
         was = shard.status.state
-        shard.report(StopBegan(f"stop wished by {by}"))
+        shard.report(StopBegan(why))
         if was not in (ShardState.READY, ShardState.DRAINING) or self._profile.metrics is None:
             return
         host = shard._host

@@ -221,7 +221,7 @@ class Supervisor:
                 record, processes = remains
                 log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
                 spec = member.orders.value.spec
-                await Engine(self._host, spec, member.shard.tail, processes, record).take_down()
+                await member.shard.clear_remains(Engine(self._host, spec, member.shard.tail, processes, record))
             await member.shard.run(takeover)
 
     def _retire(self, id_: ShardId, by: str) -> None:

@@ -17,7 +17,7 @@ from llmgw.fake.profiles.vllm_setup import Setup
 
 IDLE_STOP, INTERRUPT_STOP, CUT_STOP, CLIENTS_GONE_STOP, HANG_REFUSES = 0.6, 0.3, 0.5, 0.3, 2.0
 CORE_KILLED_503, CORE_KILLED_EXIT, WORKER_KILLED_503, WORKER_KILLED_EXIT, REFUSED_BEFORE_EXIT = 0.3, 3.0, 0.1, 4.9, 0.3
-STATISTICS = 10.0
+STATISTICS, WORKERS_LEAVE = 10.0, 4.4
 """Seconds, measured; multiplied by the time factor."""
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
@@ -86,14 +86,21 @@ class FrontEnd:
             return
         self._stopping = True
         self._log.info("[shutdown] Shutting down FastAPI HTTP server.", "launcher.py:150")
-        if not self._completions.open:
-            self._stop_after(IDLE_STOP)
-        elif self._setup.shutdown_timeout > 0:
+        if self._setup.shutdown_timeout > 0:
             self._refusing_work = True
-            self._completions.on_idle = lambda: self._stop_after(IDLE_STOP)
+            if not self._completions.open:
+                self._await_workers()
+                return
+            self._completions.on_idle = self._await_workers
             self._loop.call_later(self._setup.shutdown_timeout, self._end_streams)
+        elif not self._completions.open:
+            self._stop_after(IDLE_STOP)
         else:
             self._end_streams()
+
+    def _await_workers(self) -> None:
+        """A drain waits for the workers to leave by themselves, with the port open until they have."""
+        self._loop.call_later(WORKERS_LEAVE * self._setup.factor, lambda: self._stop_after(IDLE_STOP))
 
     def _interrupt(self) -> None:
         if not self._stopping and not self._dead:

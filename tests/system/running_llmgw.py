@@ -102,8 +102,7 @@ class Llmgw:
         )
 
     def close(self) -> None:
-        with contextlib.suppress(client.ClientError):
-            self._remember_sessions()
+        self._remember_sessions()
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -125,9 +124,8 @@ class Llmgw:
         return next(shard for shard in self.ask("GET", "/v1/status")["shards"] if shard["name"] == name)
 
     def _remember_sessions(self) -> None:
-        for shard in self.ask("GET", "/v1/status")["shards"]:
-            if shard["pid"] is not None:
-                self._sessions.add(shard["pid"])
+        # From the records: they are there when nobody answers too.
+        self._sessions.update(pid for _, pid in client.living_engines(str(self.folder / "state")))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """What happened to a shard so far, in order."""

@@ -107,12 +107,14 @@ def judge(
 ) -> Verdict:
     """Is it ready? `models` is None when the first question was not a yes; `listener` when not asked yet.
 
-    `served` are the names it may be listed under, `ask_models` is False where only the first question counts.
+    Another's listener is told before anything it answers. `served` are the names it may be listed under, `ask_models` is False where only the first question counts.
     """
     if isinstance(health, Refused):
         if unix and not health.absent:
             return Verdict(False, "its socket exists, not listening yet", loading="socket file exists")
         return Verdict(False, "not listening yet")
+    if listener is not None and listener.kind == "anothers":
+        return Verdict(False, f"another process answers on its port: {listener.holder}", blocked=True)
     if isinstance(health, TimedOut):
         return Verdict(False, f"no answer to the health question within {health.seconds:g} s")
     if isinstance(health, Unknown):
@@ -129,8 +131,6 @@ def judge(
             return Verdict(False, text)
     if listener is None or listener.kind == "none":
         return Verdict(False, "it answers, but whose socket that is was not found out yet")
-    if listener.kind == "anothers":
-        return Verdict(False, f"another process answers on its port: {listener.holder}", blocked=True)
     return Verdict(True, listener_unverified=listener.kind == "not-visible")
 
 

@@ -67,6 +67,7 @@ from llmgw.supervisor.readiness import (
     Answered,
     Health,
     ListenerFact,
+    Refused,
     StallWatch,
     Verdict,
     deadline_of,
@@ -86,6 +87,11 @@ TERM_LIKE = (0, -signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + sig
 REFUSED_LIMIT = 15.0
 """Seconds of nothing but refused connections, with the process alive, until a Ready engine counts as dead. Engines
 that close their port on their own account are gone within 5 s (vLLM's watchdog)."""
+
+BLOCKED_LIMIT = 5.0
+"""Seconds that another process may answer in the place of an engine that is not Ready, until that counts as a failed
+start. vLLM binds its port early and listens late: when another listens first it says nothing, reports a complete
+start, and keeps its GPU memory for ever (measured with two of them)."""
 
 METRICS_EVERY = 3
 """Counters are read with every third health question: a stall shows after 30 s at the earliest anyway."""
@@ -598,6 +604,7 @@ class Life:
 
     async def _until_ready(self, probes: Probes) -> None:
         warmed = not self._spec.warmup
+        blocked_since: float | None = None
         while True:
             asked = self._ask_now.value
             limits = self._shard.spec.limits
@@ -607,6 +614,10 @@ class Life:
             if verdict.ready:
                 await self._become_ready(verdict)
                 return
+            now = trio.current_time()
+            blocked_since = (blocked_since or now) if verdict.blocked else None
+            if blocked_since is not None and now - blocked_since >= BLOCKED_LIMIT:
+                self._decide(Condemned(self._blocked(verdict.detail)))
             sign = verdict.loading or self._engine.loading_title(self._profile.loading_titles)
             if sign is not None:
                 self._on_sign(sign)
@@ -618,9 +629,10 @@ class Life:
         health = await probes.ask_health(self._health_path, timeout)
         models = None
         listener: ListenerFact | None = None
-        if isinstance(health, Answered) and health.is_yes:
-            if self._models_path:
-                models = await probes.ask_models(self._models_path, timeout)
+        if isinstance(health, Answered) and health.is_yes and self._models_path:
+            models = await probes.ask_models(self._models_path, timeout)
+        if not isinstance(health, Refused):
+            # Whatever was answered, or not answered at all: it may be another who did.
             listener = await self._engine.listener()
         return judge(
             health,
@@ -678,15 +690,19 @@ class Life:
         deep_at = trio.current_time() + self._profile.deep_health_interval
         stall = StallWatch()
         rounds = 0
+        another = ""
         asked = self._ask_now.value
         while True:
             limits = self._shard.spec.limits
             interval = limits.probe_interval_ready if refused_since is None else limits.probe_interval
             await self._pause(interval, asked)
-            if self._ask_now.value != asked:
+            if self._ask_now.value != asked or refused_since is not None:
                 asked = self._ask_now.value
-                await self._check_listener()
-            health = judge_health(await probes.ask_health(self._health_path, limits.probe_timeout))
+                another = await self._ask_for_another()
+            if another:
+                health = Health("gone", another)
+            else:
+                health = judge_health(await probes.ask_health(self._health_path, limits.probe_timeout))
             now = trio.current_time()
             if health.kind == "yes" and self._profile.deep_health_path and now >= deep_at:
                 answer = await probes.ask_health(self._profile.deep_health_path, self._profile.deep_health_timeout)
@@ -695,7 +711,7 @@ class Life:
                 deep_at = now + self._profile.deep_health_interval
             refused_since = (refused_since or now) if health.kind == "gone" else None
             if refused_since is not None and now - refused_since >= REFUSED_LIMIT:
-                self._decide(Condemned(self._deaf()))
+                self._decide(Condemned(self._deaf(another)))
             ill_since = self._show_health(health, ill_since, now)
             ill_for = now - ill_since if ill_since is not None else 0.0
             if limits.unhealthy_timeout is not None and ill_for >= limits.unhealthy_timeout:
@@ -719,11 +735,10 @@ class Life:
             return ill_since if ill_since is not None else now
         return ill_since if health.kind == "busy" else None
 
-    async def _check_listener(self) -> None:
+    async def _ask_for_another(self) -> str:
+        """Who listens in the place of this engine, in words; empty when it does so itself, or nobody does."""
         fact = await self._engine.listener()
-        if fact.kind == "anothers":
-            text = f"another process answers on its port: {fact.holder}"
-            self._shard.report(ConditionSet(ConditionKind.UNHEALTHY, text))
+        return f"another process answers on its port: {fact.holder}" if fact.kind == "anothers" else ""
 
     async def _look_at_counters(self, probes: Probes, timeout: float, stall: StallWatch) -> StallWatch:
         text = await probes.ask_metrics(timeout)
@@ -753,10 +768,17 @@ class Life:
         elif status.condition(ConditionKind.STALLED):
             self._shard.report(ConditionCleared(ConditionKind.STALLED))
 
-    def _deaf(self) -> Reason:
+    def _blocked(self, text: str) -> Reason:
+        return Reason(
+            "port-taken",
+            f"{text} ({self._engine.endpoint})",
+            'stop that process, choose another port, or write port = "auto"',
+        )
+
+    def _deaf(self, another: str) -> Reason:
         return Reason(
             "port-closed",
-            f"its port has refused connections for {REFUSED_LIMIT:g} s while its process lives",
+            f"{another or 'its port has refused connections'} for {REFUSED_LIMIT:g} s while its process lives",
             f"it is restarted; look at llmgw logs {self._shard.status.name}",
         )
 

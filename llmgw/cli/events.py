@@ -6,6 +6,7 @@ import sys
 
 from llmgw.cli import wishes
 from llmgw.cli.errors import DONE
+from llmgw.cli.words import since_of
 from llmgw.domain.display import neutralise
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     from llmgw.cli.asking import Asker
 
-    since = "0" if args.since is None else f"{args.since:g}s"
+    since = "0" if args.since is None else since_of(args.since)
     for event in Asker.of(args).stream(f"/v1/events?since={since}&follow={args.follow:d}"):
         sys.stdout.write((json.dumps({"api": 1, **event}) if args.json else line(event)) + "\n")
         if args.follow:

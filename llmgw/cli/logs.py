@@ -8,6 +8,7 @@ import time
 from llmgw.cli import wishes
 from llmgw.cli.errors import DONE, NO_SUCH_SHARD, UNREACHABLE, CommandError
 from llmgw.cli.errors import USAGE as WRONG_LINE
+from llmgw.cli.words import since_of
 from llmgw.domain.display import neutralise
 
 TYPE_CHECKING = False
@@ -138,7 +139,7 @@ def first_query(ask: Asker, name: str, args: argparse.Namespace) -> str:
     if args.lines == 0:
         shard = next(shard for shard in ask.status()["shards"] if shard["name"] == name)
         return f"after={shard['log']['lines']}"
-    parts = [] if args.since is None else [f"since={args.since:g}s"]
+    parts = [] if args.since is None else [f"since={since_of(args.since)}"]
     if args.lines is not None or args.since is None:
         parts.append(f"tail={args.lines or LINES}")
     return "&".join(parts)

@@ -44,6 +44,11 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
+def since_of(seconds: float) -> str:
+    """A time before now as the control socket reads it: never in the form 1e+06."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+
+
 def gpu_ranges(labels: Sequence[str]) -> str:
     """`0-3` for three and more in a row, `4,5` otherwise; other names stay, a UUID in its short form."""
     if not labels:

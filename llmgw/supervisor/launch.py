@@ -37,6 +37,7 @@ from llmgw.supervisor.processes import (
     Cgroup,
     Children,
     EngineProcesses,
+    GatedChild,
     Member,
     SpawnFailed,
     TermTo,
@@ -379,14 +380,18 @@ class Engine:
         leaving = self._host.board.leaving.value
         return self._stays or (leaving is not None and engine_stays(self._host.settings.on_stop, leaving))
 
+    @property
+    def longest_end(self) -> float:
+        """Seconds that a take-down may take, whatever happens."""
+        return self._spec.limits.longest_stop + CLEANUP_MARGIN
+
     async def take_down(self, on_step: Callable[[str], None] = lambda _: None, *, at_once: bool = False) -> Ended:
         """The one stop order from SIGTERM on, then leftovers, then the GPUs. Asked twice it is done once.
 
         Not cancellable before it is through or its time is up: half a stop would leave orphans.
         """
         if self._ended is None or self._ended.unkillable:
-            limits = self._spec.limits
-            with trio.move_on_after(limits.longest_stop + CLEANUP_MARGIN, shield=True):
+            with trio.move_on_after(self.longest_end, shield=True):
                 self._ended = await self._take_down(on_step, at_once)
         return self._ended or Ended("given up", unkillable=f"pid {self.pid}")
 
@@ -474,7 +479,8 @@ async def launch(
         if engine.stays:
             engine.leave()
         elif host.undead.get(id_) is not engine:
-            await engine.take_down()
+            with trio.move_on_after(engine.longest_end, shield=True):
+                await engine.take_down()
         del host.engines[id_]
 
 
@@ -556,19 +562,24 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         # In a thread, since an fsync on a busy disk takes as long as it takes; not abandoned, since a record that
         # appears after the child was given up would name nobody.
         await trio.to_thread.run_sync(host.records.save, record)
-    except BaseException as error:
-        child.abandon()
-        shutil.rmtree(plan.tmp_dir, ignore_errors=True)
-        if isinstance(error, OSError):
-            reason = Reason(
-                "no-record",
-                f"cannot write its process record: {error.strerror or error}",
-                "without a record it could become an orphan, so it was not started; free some space in state_dir",
-            )
-            raise LaunchRefused(reason, counted=True) from error
+    except OSError as error:
+        _give_up(child, plan)
+        reason = Reason(
+            "no-record",
+            f"cannot write its process record: {error.strerror or error}",
+            "without a record it could become an orphan, so it was not started; free some space in state_dir",
+        )
+        raise LaunchRefused(reason, counted=True) from error
+    except BaseException:
+        _give_up(child, plan)
         raise
     child.open_gate()
     return Engine(host, spec, tail, child.engine, record)
+
+
+def _give_up(child: GatedChild, plan: LaunchPlan) -> None:
+    child.abandon()
+    shutil.rmtree(plan.tmp_dir, ignore_errors=True)
 
 
 def unkillable(what: str) -> Reason:

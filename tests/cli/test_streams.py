@@ -44,6 +44,7 @@ def test_logs_are_what_the_engine_wrote_but_for_control_characters(tmp_path: Pat
         (["-n", "3"], "tail=3"),
         (["-n", "0"], "after=10"),
         (["--since", "5m"], "since=300s"),
+        (["--since", "12d"], "since=1036800s"),
         (["--since", "5m", "-n", "3"], "since=300s&tail=3"),
     ],
 )

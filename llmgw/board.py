@@ -17,7 +17,6 @@ from attrs import evolve, frozen
 
 from llmgw.domain.shard import ShardId
 from llmgw.domain.status import (
-    QUIET_EVENTS,
     ConditionKind,
     ConditionSet,
     Event,
@@ -30,6 +29,7 @@ from llmgw.domain.status import (
     Wish,
     advance,
     describe,
+    is_news,
 )
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class Board:
 
     def _publish(self, before: ShardStatus, event: Event, after: ShardStatus) -> None:
         self._shards[after.id] = evolve(self._shards[after.id], status=after)
-        if not isinstance(event, QUIET_EVENTS):
+        if is_news(before, event, after):
             self._record(
                 after.name,
                 "condition" if before.state is after.state else "state",

@@ -16,6 +16,8 @@ from llmgw.domain.status import (
     Intent,
     Launched,
     Noticed,
+    Progress,
+    ProgressSeen,
     ReadyConfirmed,
     ShardState,
     ShardStatus,
@@ -39,6 +41,15 @@ def test_a_snapshot_does_not_change_under_its_reader() -> None:
     assert before.shards[ShardId("a")].status.state is ShardState.PENDING
     assert board.snapshot.shards[ShardId("a")].status.state is ShardState.STARTING
     assert board.snapshot.revision > before.revision
+
+
+def test_progress_is_news_only_where_it_changes_the_state() -> None:
+    board, cell = a_board()
+    cell.report(LAUNCHED)
+    for percent in (10, 20):
+        cell.report(ProgressSeen(Progress("loading weights", percent / 100)))
+    _, lines = board.history(0)
+    assert [(line.before, line.after, line.text) for line in lines[1:]] == [("starting", "loading", "loading weights")]
 
 
 def test_an_illegal_transition_raises_in_tests() -> None:

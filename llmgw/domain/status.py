@@ -556,7 +556,12 @@ class Transition:
 
 
 QUIET_EVENTS = (Noticed, ActivitySeen, ProgressSeen, Retitled)
-"""Events that change the status but are no news: they get no line in the history."""
+"""Events that change the status but are no news by themselves."""
+
+
+def is_news(before: ShardStatus, event: Event, after: ShardStatus) -> bool:
+    """Whether it gets a line in the history. A change of state always does, whatever brought it about."""
+    return before.state is not after.state or not isinstance(event, QUIET_EVENTS)
 
 
 def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
@@ -568,6 +573,8 @@ def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
             return f"adopted, pid {pid}, generation {generation}"
         case LoadingSeen(sign=sign):
             return sign
+        case ProgressSeen(progress=progress):
+            return progress.phase
         case ReadyConfirmed():
             seconds = after.load_seconds
             return f"ready after {seconds:.1f} s" if seconds is not None else "ready"

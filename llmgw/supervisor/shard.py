@@ -17,7 +17,6 @@ from llmgw.board import Cell, StatusCell
 from llmgw.domain.problem import Reason
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec, UnixEndpoint
 from llmgw.domain.status import (
-    QUIET_EVENTS,
     ActivitySeen,
     Adopted,
     ConditionCleared,
@@ -45,6 +44,7 @@ from llmgw.domain.status import (
     Stopped,
     Wish,
     describe,
+    is_news,
 )
 from llmgw.engines.adapter import profile
 from llmgw.engines.metrics import read_activity
@@ -101,6 +101,8 @@ HELD_FIRST, HELD_LONGEST = 1.0, 30.0
 
 BUG_PAUSE = 5.0
 """Seconds after an error in llmgw itself until its shard is looked after again: never a busy loop."""
+
+STILL_THERE = "not stopped: another stop tries it again"
 
 DRAIN_POLL = 0.5
 """Seconds between two looks at the running requests while draining."""
@@ -192,7 +194,7 @@ class Shard:
     def report(self, event: Event) -> None:
         before = self._cell.status
         after = self._cell.report(event)
-        if after is not before and not isinstance(event, QUIET_EVENTS):
+        if after is not before and is_news(before, event, after):
             log.info("%s: %s: %s", after.name, after.state, describe(before, event, after))
 
     async def run(self, takeover: Takeover | None = None) -> None:
@@ -266,15 +268,31 @@ class Shard:
                 self._refusals = 0
                 return True
             if intent.wish is not Wish.START and state is not ShardState.STOPPED and intent.by != "file":
-                self.report(Stopped(f"{intent.wish} wished by {intent.by}"))
+                if intent != self._answered:
+                    self._answered = intent
+                    await self._try_undead_again()
+                if self.id not in self._host.undead:
+                    self.report(Stopped(f"{intent.wish} wished by {intent.by}"))
             await self._wait_news(intent)
         return False
+
+    async def _try_undead_again(self) -> None:
+        """Another stop of what did not die: a shard of which something lives is not Stopped."""
+        undead = self._host.undead.get(self.id)
+        if undead is not None:
+            self.report(Requeued())
+            await self.clear_remains(undead)
+            if self.id in self._host.undead:
+                self.report(GaveUp(STILL_THERE))
 
     async def _wait_retry(self, broken: Broken) -> bool:
         """After a failure: pause, then True for another try. False: wait for a wish (or llmgw leaves)."""
         policy = self.spec.restart
         decision: Retry | GiveUp
-        if broken.counted:
+        if self.id in self._host.undead and self._intent.value.wish is not Wish.START:
+            self._answered = self._intent.value
+            decision = GiveUp(STILL_THERE)
+        elif broken.counted:
             self._refusals = 0
             decision = decide_restart(policy, broken.reason, self.status.failures, self._host.chance())
         elif policy.mode == "no":

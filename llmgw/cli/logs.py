@@ -76,13 +76,13 @@ def follow_all(ask: Asker, names: list[str], args: argparse.Namespace) -> int:
     import queue
     import threading
 
-    ends: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    ends: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def read(name: str) -> None:
         try:
             show(ask, name, args, prefixed=True)
             ends.put(None)
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the main thread
+        except Exception as error:  # noqa: BLE001 - it is raised again in the main thread
             ends.put(error)
 
     for name in names:

@@ -20,6 +20,8 @@ from typing import Any, Self
 import psutil
 
 from llmgw.control.client import request
+from llmgw.supervisor.leftovers import clear_traces
+from llmgw.supervisor.records import RecordStore
 
 PATIENCE = 30.0
 """Seconds that a condition may take to come true. Generous, since the machine may be busy."""
@@ -64,11 +66,15 @@ class Node:
             sys.stderr.write(f"--- output of llmgw\n{self.log()[-6000:]}\n")
         left = self.engine_processes()
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
+            for patience in (0.3, 10.0):
+                # Two signals at once may become one: the second comes when the first has been read.
+                self.process.send_signal(signal.SIGTERM)
+                try:
+                    self.process.wait(patience)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            else:
                 self.process.kill()
                 self.process.wait()
         for process in {*left, *self.engine_processes()}:
@@ -76,6 +82,9 @@ class Node:
                 process.kill()
             except psutil.Error:
                 continue
+        # What a killed llmgw's engines leave outside of the folder: cgroups and names in /dev/shm.
+        for record in RecordStore(str(self.state)).load_all().records:
+            clear_traces(record, str(self.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- llmgw itself --------------------------------------------------------------------------------------

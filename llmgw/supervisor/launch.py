@@ -28,7 +28,7 @@ from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.supervisor.follow import FollowedTail, LogFollower
-from llmgw.supervisor.gpu_release import held_gpus, used_before, wait_gpu_release
+from llmgw.supervisor.gpu_release import GpuRelease, held_gpus, used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import clear_traces, note_shm
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
@@ -438,13 +438,26 @@ class Engine:
         if not gpus or self._host.board.hurry.value:
             return ""
         on_step("waiting for its GPU memory")
-        release = await wait_gpu_release(
-            self._host.ask_inventory,
-            gpus,
-            self._record.gpu_memory_before,
-            timeout=self._spec.limits.gpu_release_timeout,
-            is_ours=self._processes.owns,
-        )
+        answers: list[GpuRelease] = []
+        async with trio.open_nursery() as nursery:
+
+            async def give_up_in_a_hurry() -> None:
+                await self._host.board.hurry.wait_value(bool)
+                nursery.cancel_scope.cancel(reason="hurry")
+
+            nursery.start_soon(give_up_in_a_hurry)
+            release = await wait_gpu_release(
+                self._host.ask_inventory,
+                gpus,
+                self._record.gpu_memory_before,
+                timeout=self._spec.limits.gpu_release_timeout,
+                is_ours=self._processes.owns,
+            )
+            answers.append(release)
+            nursery.cancel_scope.cancel(reason="answered")
+        if not answers:
+            return ""
+        release = answers[0]
         for gpu in release.held:
             # Nothing of the engine lives any more, so whoever holds it now is another.
             self._host.held[gpu.index] = HeldMemory(self._record.gpu_memory_before[gpu.index], lambda pid: False)

@@ -150,8 +150,7 @@ class Board:
 
     def ask(self, id_: ShardId, wish: Wish, by: str, *, restart: bool = False, operator: bool = False) -> Intent:
         """Make a wish. Raises KeyError for a shard that is not on the board."""
-        cell = self._intents[id_]
-        before = cell.value
+        before = self._intents[id_].value
         intent = Intent(
             wish=wish,
             by=by,
@@ -159,11 +158,22 @@ class Board:
             restarts=before.restarts + (1 if restart else 0),
             operator=operator,
             serial=before.serial + 1,
+            restarted_by=by if restart else before.restarted_by,
         )
+        return self._wish(id_, intent, "restart" if restart else wish.value, by)
+
+    def ask_again(self, id_: ShardId, by: str) -> Intent:
+        """A restart for a reason of llmgw's own: what is wished, and whose wish it is, stays.
+
+        Raises KeyError for a shard that is not on the board.
+        """
+        before = self._intents[id_].value
+        return self._wish(id_, evolve(before, restarts=before.restarts + 1, restarted_by=by), "restart", by)
+
+    def _wish(self, id_: ShardId, intent: Intent, word: str, by: str) -> Intent:
         self._shards[id_] = evolve(self._shards[id_], intent=intent)
-        word = "restart" if restart else wish.value
         self._record(self._shards[id_].status.name, "wish", f"{word} by {by}", by=by)
-        cell.set(intent)
+        self._intents[id_].set(intent)
         self._bump()
         return intent
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 import trio
+from attrs import evolve
 
 from llmgw.board import HISTORY, Board, Cell, StatusCell
 from llmgw.domain.shard import ShardId
@@ -126,3 +127,12 @@ async def test_readers_wake_at_a_change_and_may_skip_values(autojump_clock: trio
         await trio.testing.wait_all_tasks_blocked()
         cell.set(3)
     assert seen == [2, 3]
+
+
+def test_a_restart_of_llmgws_own_leaves_the_wish_and_whose_it_is() -> None:
+    board, _ = a_board()
+    asked = board.ask(ShardId("a"), Wish.DRAIN, "uid 1000 (ada)", operator=True)
+    again = board.ask_again(ShardId("a"), "reload by SIGHUP")
+    assert again == evolve(asked, restarts=1, restarted_by="reload by SIGHUP")
+    assert again.operator
+    assert board.snapshot.shards[ShardId("a")].intent == again

@@ -107,6 +107,8 @@ class Intent:
     operator: bool = False
     serial: int = 0
     """Counts the wishes of this shard, so that the same wish made again is news."""
+    restarted_by: str = ""
+    """Who wanted the last restart: a reload restarts without touching what an operator wished."""
 
 
 @frozen

@@ -162,6 +162,8 @@ class Orders:
 
     spec: ShardSpec
     held: str = ""
+    retired: bool = False
+    """No longer in the configuration: its task ends as soon as its engine is gone."""
 
 
 class Shard:
@@ -198,7 +200,7 @@ class Shard:
             log.info("%s: %s: %s", after.name, after.state, describe(before, event, after))
 
     async def run(self, takeover: Takeover | None = None) -> None:
-        """Live until llmgw leaves. An error in this task fails this shard and never leaves it."""
+        """Live until llmgw leaves or it is retired. An error in this task fails this shard and never leaves it."""
         while True:
             try:
                 async with trio.open_nursery() as nursery:
@@ -258,11 +260,12 @@ class Shard:
     # -- between two lives -------------------------------------------------------------------------------
 
     async def _wait_wanted(self) -> bool:
-        """Wait for a wish to start that is newer than the last life; False when llmgw leaves."""
+        """Wait for a wish to start that is newer than the last life; False when llmgw leaves or it is retired."""
         while self._leaving is None:
             intent = self._intent.value
             state = self.status.state
-            if intent.wish is Wish.START and (state is ShardState.PENDING or intent != self._answered):
+            wanted = intent.wish is Wish.START and not self.orders.value.retired
+            if wanted and (state is ShardState.PENDING or intent != self._answered):
                 if state is not ShardState.PENDING:
                     self.report(Requeued())
                 self._refusals = 0
@@ -273,6 +276,8 @@ class Shard:
                     await self._try_undead_again()
                 if self.id not in self._host.undead:
                     self.report(Stopped(f"{intent.wish} wished by {intent.by}"))
+            if self.orders.value.retired:
+                return False
             await self._wait_news(intent)
         return False
 
@@ -357,6 +362,9 @@ class Shard:
             facts = (engine.pid, engine.pgid, engine.generation, str(engine.endpoint), engine.config_hash, engine.gpus)
             self.report(Launched(*facts) if takeover is None else Adopted(*facts, engine.launched_at))
             self._held.set(False)
+            if takeover is None and engine.config_hash != self.spec.config_hash:
+                # What a reload replaces must be live; this one was only about to be.
+                return await self._stop(engine, "a reload that came while it was launched", again=True)
             async with trio.open_nursery() as nursery:
                 life = Life(self, engine, spec)
                 nursery.start_soon(engine.follow_output, life.on_lines)
@@ -402,7 +410,8 @@ class Shard:
             return self._broken(unkillable(ended.unkillable), ended)
         self.report(Stopped(f"stopped by {by} ({ended.how})"))
         self._after_end(ended.held)
-        return Over(again=again and self._intent.value.wish is Wish.START and self._leaving is None)
+        # One that is drained was loaded, and is again: it leaves routing as soon as it is Ready.
+        return Over(again=again and self._intent.value.wish is not Wish.STOP and self._leaving is None)
 
     async def _bury(self, engine: Engine) -> Outcome:
         """The leader is gone and nobody asked: end what is left, then say why."""
@@ -535,10 +544,10 @@ class Life:
         restarts = answered.restarts
         while True:
             intent = cell.value
-            if intent.wish is Wish.STOP:
+            if intent.wish is Wish.STOP or self._shard.orders.value.retired:
                 self._decide(Asked(intent.by))
             elif intent.restarts != restarts:
-                self._decide(Asked(intent.by, again=True))
+                self._decide(Asked(intent.restarted_by, again=True))
             else:
                 self._settle_drain(intent)
             self.obeyed = intent

@@ -43,7 +43,6 @@ class _Member:
 
     shard: Shard
     orders: Cell[Orders]
-    scope: trio.CancelScope
 
 
 class Supervisor:
@@ -53,10 +52,10 @@ class Supervisor:
         self._host = host
         self._board = host.board
         self._wish_store = wishes
-        self._wishes: Mapping[ShardId, Intent] = {}
+        self._wishes: dict[ShardId, Intent] = {}
+        """Of an earlier supervisor: each counts once, when its shard comes."""
         self._members: dict[ShardId, _Member] = {}
         self._rollouts: dict[str, trio.CancelScope] = {}
-        self._retiring: dict[ShardId, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -77,7 +76,7 @@ class Supervisor:
                 self._begin(found)
                 task_status.started()
                 await self._board.leaving.wait_value(lambda leaving: leaving is not None)
-                for scope in (*self._rollouts.values(), *self._retiring.values()):
+                for scope in self._rollouts.values():
                     scope.cancel(reason="llmgw leaves")
             self._save_wishes()
             services.cancel_scope.cancel(reason="all shards have ended")
@@ -140,7 +139,7 @@ class Supervisor:
                 replace.setdefault(spec.model, []).append(action.id)
             elif old.config_hash != spec.config_hash and status.state is ShardState.FAILED:
                 # What failed with the old keys deserves a try with the new ones.
-                self._board.ask(action.id, self._board.snapshot.shards[action.id].intent.wish, by)
+                self._board.ask_again(action.id, by)
         for model, ids in replace.items():
             self._roll_out(model, ids, by)
         return changes
@@ -156,8 +155,12 @@ class Supervisor:
         with scope:
             for position, id_ in enumerate(ids):
                 wanted = self._members[id_].orders.value.spec.config_hash
-                self._board.ask(id_, Wish.START, by, restart=True)
+                # An operator's wish holds: what is drained is replaced and drained again, what is to stop only stops.
+                self._board.ask_again(id_, by)
                 snapshot = await self._board.wait_shards(partial(_settled, id_=id_, config_hash=wanted))
+                if scope.cancel_called:
+                    # It may have been woken in the very step in which a newer configuration took over.
+                    return
                 instance = snapshot.shards.get(id_)
                 if instance is None or instance.status.state is not ShardState.FAILED:
                     continue
@@ -177,11 +180,10 @@ class Supervisor:
         takeover: Takeover | None = None,
         remains: tuple[ShardRecord, EngineProcesses] | None = None,
     ) -> None:
-        retiring = self._retiring.pop(id_, None)
-        if retiring is not None:
+        retired = self._members.get(id_)
+        if retired is not None:
             # Wanted again before it was gone: it goes on with its task and a new wish.
-            retiring.cancel(reason="wanted again")
-            self._members[id_].orders.set(Orders(spec))
+            retired.orders.set(Orders(spec))
             self._board.ask(id_, Wish.START, by)
             return
         status = ShardStatus(
@@ -196,13 +198,13 @@ class Supervisor:
         cell = self._board.add(status, self._first_intent(id_, spec, runs=takeover is not None))
         orders = Cell(Orders(spec))
         shard = Shard(self._host, id_, cell, self._board.intent_cell(id_), orders)
-        member = _Member(shard, orders, trio.CancelScope())
+        member = _Member(shard, orders)
         self._members[id_] = member
         assert self._nursery is not None
         self._nursery.start_soon(self._run_member, id_, member, takeover, remains)
 
     def _first_intent(self, id_: ShardId, spec: ShardSpec, *, runs: bool) -> Intent:
-        wished = self._wishes.get(id_)
+        wished = self._wishes.pop(id_, None)
         if wished is not None:
             return wished
         # What runs already is not stopped by a file that only says what llmgw starts by itself.
@@ -216,31 +218,25 @@ class Supervisor:
         takeover: Takeover | None,
         remains: tuple[ShardRecord, EngineProcesses] | None,
     ) -> None:
-        with member.scope:
-            if remains is not None:
-                record, processes = remains
-                log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
-                spec = member.orders.value.spec
-                await member.shard.clear_remains(Engine(self._host, spec, member.shard.tail, processes, record))
-            await member.shard.run(takeover)
-
-    def _retire(self, id_: ShardId, by: str) -> None:
-        if id_ in self._retiring:
-            return
-        assert self._nursery is not None
-        scope = trio.CancelScope()
-        self._retiring[id_] = scope
-        self._board.ask(id_, Wish.STOP, by)
-        self._nursery.start_soon(self._remove_when_gone, id_, scope)
-
-    async def _remove_when_gone(self, id_: ShardId, scope: trio.CancelScope) -> None:
-        with scope:
-            await self._board.wait_shards(lambda seen: seen.shards[id_].status.state.is_terminal)
-            member = self._members.pop(id_)
-            member.scope.cancel(reason="no longer in the configuration")
-            del self._retiring[id_]
+        if remains is not None:
+            record, processes = remains
+            log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
+            spec = member.orders.value.spec
+            await member.shard.clear_remains(Engine(self._host, spec, member.shard.tail, processes, record))
+        await member.shard.run(takeover)
+        while self._board.leaving.value is None and not member.orders.value.retired:
+            # Wanted again between its last look and here.
+            await member.shard.run()
+        if member.orders.value.retired:
+            # Its own task takes it off the board: nobody else knows that it will not report any more.
+            del self._members[id_]
             self._board.remove(id_)
             self._host.ports.pop(id_, None)
+
+    def _retire(self, id_: ShardId, by: str) -> None:
+        member = self._members[id_]
+        member.orders.set(evolve(member.orders.value, retired=True))
+        self._board.ask(id_, Wish.STOP, by)
 
     # -- what an earlier supervisor left -----------------------------------------------------------------
 
@@ -332,9 +328,10 @@ def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
     status = instance.status
     if status.state is ShardState.FAILED:
         return status.failures > 0 or status.reason is not None
-    if instance.intent.wish is not Wish.START:
+    if instance.intent.wish is Wish.STOP:
         return not status.state.is_live
-    return status.config_hash == config_hash and status.state in (ShardState.READY, ShardState.STOPPED)
+    loaded = ShardState.READY if instance.intent.wish is Wish.START else ShardState.DRAINING
+    return status.config_hash == config_hash and status.state in (loaded, ShardState.STOPPED)
 
 
 def _spec_of(record: ShardRecord) -> ShardSpec:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import psutil
 import pytest
@@ -250,3 +251,47 @@ def test_the_cause_is_what_stood_there_when_the_leader_died_not_what_its_workers
     node.write(f'[[shard]]\nname = "a"\nmodel = "a"\nengine = "command"\nrestart = "no"\ncommand = {command}\n')
     node.start()
     assert "the real cause" in node.wait_state("a", "failed")["reason"]["cause"]
+
+
+def test_a_shard_that_fails_again_and_again_can_be_removed_at_any_moment(node: Node) -> None:
+    stays = f'[[shard]]\nname = "stays"\nmodel = "s"\nengine = "command"\ncommand = {json.dumps(["sleep", "1000"])}\n'
+    fails = '[[shard]]\nname = "fails"\nmodel = "f"\nengine = "command"\ncommand = ["false"]\nrestart_limit = 0\n'
+    node.write(stays + fails + 'restart_delay = "100ms"\nrestart_delay_max = "100ms"\n')
+    node.start()
+    pid = node.shard("stays")["pid"]
+    for round_ in range(12):
+        node.wait_state("fails", "failed")
+        # Right behind a launch: the next moments are its end, a pause and the next launch.
+        trials = node.shard("fails")["generation"] + round_ % 3
+        node.until(partial(lambda trials: node.shard("fails")["generation"] > trials, trials), "it goes on")
+        node.write(stays)
+        assert node.cli("reload").returncode == 0
+        node.until(lambda: [shard["name"] for shard in node.status()["shards"]] == ["stays"], "it is gone")
+        node.write(stays + fails + 'restart_delay = "100ms"\nrestart_delay_max = "100ms"\n')
+        assert node.cli("reload").returncode == 0
+    assert node.answers()
+    assert node.shard("stays")["pid"] == pid
+    assert "Traceback" not in node.log()
+
+
+def test_a_reload_that_replaces_engines_leaves_operators_wishes_as_they_are(node: Node) -> None:
+    def written(size: int) -> str:
+        more = f'drain_timeout = "1s"\nargs = {{ ctx-size = {size} }}'
+        names = ("drained", "stopped", "started")
+        return "".join(llamacpp(name, more=more + "\nautostart = false") for name in names)
+
+    node.write(written(512))
+    node.start()
+    for name in ("drained", "stopped", "started"):
+        assert node.cli("start", name, "--wait").returncode == 0
+    assert node.cli("drain", "drained", "--wait").returncode == 0
+    assert node.cli("stop", "stopped", "--wait").returncode == 0
+    before = {name: node.shard(name)["intent"] for name in ("drained", "stopped", "started")}
+    node.write(written(1024))
+    assert node.cli("reload").returncode == 0
+    node.until(lambda: node.shard("started")["generation"] == 2, "what runs is replaced")
+    node.until(lambda: node.shard("drained")["generation"] == 2, "what is drained is replaced")
+    node.wait_state("started", "ready")
+    node.wait_state("drained", "draining")
+    assert node.state_of("stopped") == "stopped"
+    assert {name: node.shard(name)["intent"] for name in before} == before

@@ -94,7 +94,9 @@ def lines(answer: dict[str, Any]) -> list[str]:
     head = [f"node {answer['node']}"]
     if found["driver_version"]:
         head.append(f"driver {found['driver_version']}")
-    head.append(counted(len(gpus), "GPU"))
+    if gpus or found["status"] != "error" or found["error_kind"] in NOTHING_THERE:
+        # Where nvidia-smi failed, nobody knows how many there are.
+        head.append(counted(len(gpus), "GPU"))
     text = ["   ".join(head)]
     if found["status"] != "ok":
         word = "no GPU" if found["error_kind"] in NOTHING_THERE else found["status"]

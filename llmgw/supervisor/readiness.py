@@ -107,7 +107,8 @@ def judge(
 ) -> Verdict:
     """Is it ready? `models` is None when the first question was not a yes; `listener` when not asked yet.
 
-    Another's listener is told before anything it answers. `served` are the names it may be listed under, `ask_models` is False where only the first question counts.
+    Another's listener is told before anything it answers. `served` are the names it may be listed under,
+    `ask_models` is False where only the first question counts.
     """
     if isinstance(health, Refused):
         if unix and not health.absent:

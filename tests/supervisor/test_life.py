@@ -258,7 +258,7 @@ def test_a_shard_that_fails_again_and_again_can_be_removed_at_any_moment(node: N
     fails = '[[shard]]\nname = "fails"\nmodel = "f"\nengine = "command"\ncommand = ["false"]\nrestart_limit = 0\n'
     node.write(stays + fails + 'restart_delay = "100ms"\nrestart_delay_max = "100ms"\n')
     node.start()
-    pid = node.shard("stays")["pid"]
+    pid = node.wait_state("stays", "ready")["pid"]
     for round_ in range(12):
         node.wait_state("fails", "failed")
         # Right behind a launch: the next moments are its end, a pause and the next launch.

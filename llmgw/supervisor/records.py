@@ -25,6 +25,15 @@ VERSION = 1
 RECORD_LIMIT = 1 << 20
 """Bytes of a record: a few thousand /dev/shm names fit, a file that somebody filled does not."""
 
+TEXT_LIMIT = 16384
+"""Characters of one text in a record: four times the longest path."""
+
+NUMBER_LIMIT = 1 << 53
+"""What every reader of JSON keeps exactly; times and counts lie far below."""
+
+PID_LIMIT = 1 << 22
+"""The kernel gives no higher one (PID_MAX_LIMIT in linux/threads.h)."""
+
 OnStop = Literal["auto", "stop", "leave"]
 T = TypeVar("T")
 
@@ -126,22 +135,45 @@ class _Fields:
     def optional(self, name: str, kind: type[T]) -> T | None:
         value = self._document.get(name)
         if kind is float and type(value) is int:
-            value = float(value)
+            value = _sane(value)
         if value is not None and type(value) is not kind:
-            raise ValueError(f"{name} is {value!r}, not {kind.__name__}")
+            raise ValueError(f"{name} is {_shown(value)}, not {kind.__name__}")
+        if isinstance(value, str) and not _is_text(value):
+            raise ValueError(f"{name} is no text that can be used: {_shown(value)}")
+        if isinstance(value, float):
+            _sane(value)
         return value
 
-    def number(self, name: str, least: int) -> int:
+    def number(self, name: str, least: int, most: int = NUMBER_LIMIT) -> int:
         value = self.get(name, int)
-        if value < least:
-            raise ValueError(f"{name} is {value}, less than {least}")
+        if not least <= value <= most:
+            raise ValueError(f"{name} is {_shown(value)}, not from {least} to {most}")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = self.optional(name, list) or []
-        if not all(isinstance(value, str) for value in values):
-            raise ValueError(f"{name} is not a list of strings")
+        if not all(isinstance(value, str) and _is_text(value) for value in values):
+            raise ValueError(f"{name} is not a list of texts")
         return tuple(values)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it may become a path or part of a message: bounded, without NUL, and nothing that cannot be encoded."""
+    return len(value) <= TEXT_LIMIT and "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _sane(value: float) -> float:
+    """As a float. Raises ValueError for NaN, infinity and what no clock and no counter says."""
+    if not -NUMBER_LIMIT <= value <= NUMBER_LIMIT:
+        raise ValueError(f"{_shown(value)} is out of range")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    """For a message about a file that anything may stand in."""
+    if type(value) is int and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)[:80]
 
 
 def parse_record(data: bytes) -> ShardRecord:
@@ -152,7 +184,10 @@ def parse_record(data: bytes) -> ShardRecord:
         raise ValueError(f"version {version}, this llmgw reads version {VERSION}")
     place = _Fields(fields.get("endpoint", dict))
     path = place.optional("unix", str)
-    endpoint = UnixEndpoint(path) if path is not None else TcpEndpoint(place.get("host", str), place.number("port", 1))
+    endpoint = (
+        UnixEndpoint(path) if path is not None else TcpEndpoint(place.get("host", str), place.number("port", 1, 65535))
+    )
+    pid, start_ticks = fields.number("pid", 2, PID_LIMIT), fields.number("start_ticks", 0)
     on_stop = fields.get("on_stop", str)
     if on_stop not in ("auto", "stop", "leave"):
         raise ValueError(f"on_stop is {on_stop!r}")
@@ -161,9 +196,11 @@ def parse_record(data: bytes) -> ShardRecord:
         generation=fields.number("generation", 0),
         run_id=fields.get("run_id", str),
         # Never 0 or 1: a signal to those would mean everybody.
-        leader=ProcessId(fields.get("boot_id", str), fields.number("pid", 2), fields.number("start_ticks", 0)),
-        pgid=fields.number("pgid", 2),
-        sid=fields.number("sid", 2),
+        leader=ProcessId(
+            fields.get("boot_id", str), fields.number("pid", 2, PID_LIMIT), fields.number("start_ticks", 0)
+        ),
+        pgid=fields.number("pgid", 2, PID_LIMIT),
+        sid=fields.number("sid", 2, PID_LIMIT),
         alive_at=fields.number("alive_at", 0),
         endpoint=endpoint,
         config_hash=fields.get("config_hash", str),
@@ -204,6 +241,8 @@ def _parse_shm(values: list[Any]) -> tuple[ShmFile, ...]:
     for value in values:
         if not (isinstance(value, list) and len(value) == 2 and type(value[0]) is str and type(value[1]) is int):
             raise ValueError("shm is not a list of names and inodes")
+        if not _is_text(value[0]):
+            raise ValueError("a name in shm is no text that can be used")
         files.append(ShmFile(value[0], value[1]))
     return tuple(files)
 
@@ -326,7 +365,7 @@ class LoadTimes:
             document = _parse_json(read_bounded(self._path, RECORD_LIMIT))
             for name, entry in (document if isinstance(document, dict) else {}).items():
                 if isinstance(entry, list) and len(entry) == 2 and all(type(part) in (int, float) for part in entry):
-                    self._times[name] = (float(entry[0]), float(entry[1]))
+                    self._times[name] = (_sane(entry[0]), _sane(entry[1]))
 
     def get(self, id_: ShardId) -> float | None:
         entry = self._times.get(str(id_))

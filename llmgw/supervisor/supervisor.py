@@ -116,8 +116,9 @@ class Supervisor:
         supervisor = evolve(before.supervisor, on_stop=config.supervisor.on_stop)
         self._host.config.set(evolve(config, node=before.node, supervisor=supervisor, cluster=before.cluster))
         if before.supervisor.on_stop != config.supervisor.on_stop:
+            assert self._nursery is not None
             for engine in self._host.engines.values():
-                engine.set_on_stop(config.supervisor.on_stop)
+                self._nursery.start_soon(engine.set_on_stop, config.supervisor.on_stop)
         for scope in self._rollouts.values():
             scope.cancel(reason="a newer configuration replaces what is left to do")
         self._rollouts.clear()
@@ -336,10 +337,12 @@ def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
 
 def _spec_of(record: ShardRecord) -> ShardSpec:
     """As much of a spec as stopping an engine needs that no file describes any more."""
+    # A kind of a newer llmgw is stopped as any program is.
+    known = record.engine in {kind.value for kind in EngineKind}
     return ShardSpec(
         name=record.id.name,
         model=record.model,
-        engine=EngineKind(record.engine),
+        engine=EngineKind(record.engine) if known else EngineKind.COMMAND,
         command=(),
         config_hash=record.config_hash,
         replicas=record.id.replica + 1,

@@ -197,7 +197,7 @@ class Daemon:
         """Start everything, wait for the end, end everything; returns the exit code."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with trio.open_nursery() as outermost:
-                outermost.start_soon(self._obey_signals, signals)
+                outermost.start_soon(self._guard, "signals", partial(self._obey_signals, signals, outermost))
                 async with trio.open_nursery() as observers:
                     async with trio.open_nursery() as engines:
                         await engines.start(self._guard, "supervisor", self._supervisor.run)
@@ -245,12 +245,13 @@ class Daemon:
 
     # -- signals -----------------------------------------------------------------------------------------
 
-    async def _obey_signals(self, signals: Any) -> None:
+    async def _obey_signals(self, signals: Any, nursery: trio.Nursery) -> None:
         """SIGTERM and SIGINT end llmgw, a second one at once; SIGHUP reads the file again."""
         async for number in signals:
             name = signal.Signals(number).name
             if number == signal.SIGHUP and not (self._had_terminal and _terminal_is_gone()):
-                await self._reload_by_signal()
+                # Beside the signals: a file system that hangs must not make llmgw deaf to SIGTERM.
+                nursery.start_soon(self._guard, "reload", self._reload_by_signal)
             elif self.board.leaving.value is None:
                 await self._leave(name)
             else:
@@ -270,6 +271,9 @@ class Daemon:
         self.board.leaving.set(Leaving(why, engines_stay=stays))
 
     async def _reload_by_signal(self) -> None:
+        if self.board.leaving.value is not None:
+            log.warning("SIGHUP: llmgw is on its way out, nothing is reloaded")
+            return
         answer = await self.reload("SIGHUP", dry_run=False)
         if answer.plan is None:
             log.error("SIGHUP: the file is refused, nothing was changed; see llmgw check %s", self._path)
@@ -339,7 +343,7 @@ class Daemon:
 
     async def _read_again(self, by: str, *, dry_run: bool) -> ReloadAnswer:
         read = partial(load, self._path, node=self._node, running=True, inventory=self._inventory)
-        parsed: Parsed = await trio.to_thread.run_sync(read)
+        parsed: Parsed = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         problems = list(parsed.problems)
         if parsed.config is not None:
             problems += not_served_yet(parsed.config)
@@ -383,6 +387,11 @@ class Daemon:
             result = await run_tool(self._children, argv, timeout=CHECK_TIMEOUT, env=dict(os.environ))
             if result.code != 0:
                 return ReloadAnswer(None, (_refusal_of(result),))
+            leaving = self.board.leaving.value
+            if leaving is not None:
+                # Told to end while the new code read the file: it would come back from the dead.
+                problem = Problem("upgrade-refused", f"llmgw is on its way out ({leaving.why})", "start it again")
+                return ReloadAnswer(None, (problem,))
             self.upgrading = True
             self.board.note("upgrade: going over to the new code", by=by)
             self.board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))

@@ -199,6 +199,9 @@ class Engine:
         self._last_words: tuple[str, ...] | None = None
         self._ended: Ended | None = None
         self._stays = False
+        self._saving = trio.Lock()
+        self._removed = False
+        """Whether its record is: at its end."""
         self._was_ready = record.ready_at is not None
         self._log_path = record.log_path or host.log_path(record.id)
         processes.before_kill = self._note_before_kill
@@ -335,9 +338,7 @@ class Engine:
         pids = [member.pid for member in await self._processes.scan_members()]
         # Reading every mapping and an fsync take their time; other shards do not wait for that.
         shm = await trio.to_thread.run_sync(note_shm, pids, abandon_on_cancel=True)
-        record = evolve(self._record, ready_at=ready_at, shm=_in_order(shm), alive_at=ticks_now())
-        self._record = record
-        await trio.to_thread.run_sync(self._save, record)
+        await self._keep(evolve(self._record, ready_at=ready_at, shm=_in_order(shm), alive_at=ticks_now()))
         if first and load_seconds is not None:
             await trio.to_thread.run_sync(self._keep_load_time, load_seconds)
 
@@ -347,15 +348,21 @@ class Engine:
         except OSError as error:
             log.warning("cannot keep the load time of %s: %s", self._record.id, error)
 
-    def set_on_stop(self, on_stop: OnStop) -> None:
+    async def set_on_stop(self, on_stop: OnStop) -> None:
         """A reload changed what happens to it at the end of llmgw."""
-        self._rewrite(evolve(self._record, on_stop=on_stop))
+        await self._keep(evolve(self._record, on_stop=on_stop))
 
-    def _rewrite(self, record: ShardRecord) -> None:
+    async def _keep(self, record: ShardRecord) -> None:
+        """Bring the record to disk, in a thread: an fsync takes as long as it takes. One writer at a time, the newest
+        wins, and one that is removed does not come back.
+        """
         self._record = record
-        self._save(record)
+        async with self._saving:
+            if not self._removed:
+                await trio.to_thread.run_sync(self._save)
 
-    def _save(self, record: ShardRecord) -> None:
+    def _save(self) -> None:
+        record = self._record
         try:
             self._host.records.save(record)
         except OSError as error:
@@ -369,11 +376,13 @@ class Engine:
 
     # -- the end -----------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """llmgw leaves; it stays. Its record is what the next supervisor finds it by."""
+        if self._stays:
+            return
         self._stays = True
         if self._processes.is_leader_alive():
-            self._rewrite(evolve(self._record, alive_at=ticks_now()))
+            await self._keep(evolve(self._record, alive_at=ticks_now()))
 
     @property
     def stays(self) -> bool:
@@ -419,7 +428,9 @@ class Engine:
         await trio.to_thread.run_sync(self._clear_traces)
         held = await self._wait_gpus(on_step)
         self._processes.close()
-        self._delete_record()
+        async with self._saving:
+            self._removed = True
+            await trio.to_thread.run_sync(self._delete_record)
         return Ended(how, held)
 
     def _clear_traces(self) -> None:
@@ -489,10 +500,10 @@ async def launch(
     try:
         yield engine
     finally:
-        if engine.stays:
-            engine.leave()
-        elif host.undead.get(id_) is not engine:
-            with trio.move_on_after(engine.longest_end, shield=True):
+        with trio.move_on_after(engine.longest_end, shield=True):
+            if engine.stays:
+                await engine.leave()
+            elif host.undead.get(id_) is not engine:
                 await engine.take_down()
         del host.engines[id_]
 

@@ -380,7 +380,7 @@ class Shard:
             ending = await self._judge_exit(engine)
         match ending:
             case Left():
-                engine.leave()
+                await engine.leave()
                 return ending
             case Asked(by=by, again=again):
                 await life.drain(f"{'restart' if again else 'stop'} wished by {by}")

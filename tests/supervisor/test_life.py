@@ -258,7 +258,7 @@ def test_a_shard_that_fails_again_and_again_can_be_removed_at_any_moment(node: N
     fails = '[[shard]]\nname = "fails"\nmodel = "f"\nengine = "command"\ncommand = ["false"]\nrestart_limit = 0\n'
     node.write(stays + fails + 'restart_delay = "100ms"\nrestart_delay_max = "100ms"\n')
     node.start()
-    pid = node.wait_state("stays", "ready")["pid"]
+    pid = node.wait_state("stays", "starting", "loading", "ready")["pid"]
     for round_ in range(12):
         node.wait_state("fails", "failed")
         # Right behind a launch: the next moments are its end, a pause and the next launch.
@@ -295,3 +295,18 @@ def test_a_reload_that_replaces_engines_leaves_operators_wishes_as_they_are(node
     node.wait_state("drained", "draining")
     assert node.state_of("stopped") == "stopped"
     assert {name: node.shard(name)["intent"] for name in before} == before
+
+
+def test_a_new_on_stop_is_kept_in_the_records_of_running_engines(node: Node) -> None:
+    node.write(llamacpp("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    node.config.write_text(node.config.read_text().replace("[supervisor]", '[supervisor]\non_stop = "leave"'))
+    assert node.cli("reload").returncode == 0
+    node.until(lambda: [record["on_stop"] for record in node.records()] == ["leave"], "the record says so")
+    assert node.end() == 0
+    assert is_alive(pid)
+    node.start()
+    assert node.wait_state("a", "ready")["pid"] == pid
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    assert node.records() == []

@@ -88,8 +88,13 @@ class Cgroup:
 
     @classmethod
     def at(cls, path: str | None) -> Cgroup | None:
-        """A group that was made earlier, None when it is gone."""
-        return cls(path) if path is not None and os.path.isfile(f"{path}/cgroup.procs") else None
+        """A group that was made earlier, None when it is gone.
+
+        Only one with a name that is given here: a group of others must not be killed for what a file says.
+        """
+        if path is None or not os.path.basename(path).startswith("shard-"):
+            return None
+        return cls(path) if os.path.isfile(f"{path}/cgroup.procs") else None
 
     def join(self, pid: int) -> bool:
         """Move a process into the group; False where the kernel refuses."""

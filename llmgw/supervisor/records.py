@@ -187,7 +187,6 @@ def parse_record(data: bytes) -> ShardRecord:
     endpoint = (
         UnixEndpoint(path) if path is not None else TcpEndpoint(place.get("host", str), place.number("port", 1, 65535))
     )
-    pid, start_ticks = fields.number("pid", 2, PID_LIMIT), fields.number("start_ticks", 0)
     on_stop = fields.get("on_stop", str)
     if on_stop not in ("auto", "stop", "leave"):
         raise ValueError(f"on_stop is {on_stop!r}")
@@ -231,8 +230,9 @@ def _parse_json(data: bytes) -> Any:
 
 
 def _parse_memory(values: Mapping[Any, Any]) -> dict[int, int | None]:
-    if not all(str(key).isdecimal() and (value is None or type(value) is int) for key, value in values.items()):
-        raise ValueError("gpu_memory_before is not a table of numbers")
+    for key, value in values.items():
+        if not (len(key) < 5 and key.isdecimal() and (value is None or (type(value) is int and value < NUMBER_LIMIT))):
+            raise ValueError("gpu_memory_before is not a table of numbers")
     return {int(key): value for key, value in values.items()}
 
 

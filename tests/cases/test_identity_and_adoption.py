@@ -161,34 +161,67 @@ def test_a_record_that_is_none_is_told_and_stops_nobody(node: Node, how: str) ->
         assert node.cli("status").returncode == 0
         assert node.end() == 0
     finally:
-        psutil.Process(pids["a"]).kill() if is_alive(pids["a"]) else None
+        if is_alive(pids["a"]):
+            psutil.Process(pids["a"]).kill()
 
 
-def test_a_record_with_very_long_fields_is_read_and_harms_nothing(node: Node) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"generation": 10**30},
+        {"launched_at": 10**400},
+        {"ready_at": float("nan")},
+        {"model": "m" * 100_000},
+        {"tmp_dir": "/tmp\0/x"},
+        {"log_path": "/\ud800"},
+        {"shm": [["x\0y", 5]]},
+        {"pgid": 1 << 40},
+        {"gpu_memory_before": {"7" * 100: 10**30}},
+        {"endpoint": {"host": "127.0.0.1", "port": 10**6}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_field_that_nobody_can_have_written_makes_it_no_record(node: Node, fields: dict[str, Any]) -> None:
+    """It is moved aside and told; the engine behind it may be a stranger, so it is left alone."""
+    node.write(QUICK + llamacpp())
+    node.start()
+    first = node.wait_state("a", "ready")["pid"]
+    node.kill()
+    change_record(node, **fields)
+    (node.state / "load-times.json").write_text(json.dumps({"a/0": [10**400, float("nan")]}))
+    (node.state / "wishes.json").write_text('{"boot_id": 5, "wishes": [{"at": 1e999}]}')
+    try:
+        node.start()
+        assert not node.wait_state("a", "ready")["adopted"]
+        assert "cannot read the process record" in node.log()
+        assert record_file(node).with_suffix(".json.bad").exists()
+        assert is_alive(first)
+    finally:
+        psutil.Process(first).kill()
+
+
+def test_fields_that_only_look_odd_lead_nowhere(node: Node) -> None:
+    """Whatever stands in a record, only what is proven the shard's own is removed with it."""
+    precious = node.folder / "precious"
+    precious.mkdir()
     node.write(QUICK + llamacpp())
     node.start()
     first = node.wait_state("a", "ready")["pid"]
     node.kill()
     change_record(
         node,
-        generation=10**30,
-        model="m" * 100_000,
-        log_path="/nonexistent/" + "l" * 100_000,
-        tmp_dir="../../" * 1000,
-        cgroup="/sys/fs/cgroup/" + "c" * 10_000,
-        shm=[["x" * 10_000, 10**30], ["../../etc/passwd", 5]],
-        gpus=["7" * 10_000],
-        gpu_memory_before={"7" * 1000: 10**30},
-        launched_at=1e300,
-        ready_at=-1e300,
+        tmp_dir=str(precious),
+        cgroup="/sys/fs/cgroup/unified",
+        shm=[["../../etc/passwd", 5], ["x" * 10_000, 10**30]],
+        gpus=["7" * 1000],
+        log_path=str(precious / "log"),
     )
     node.start()
-    shard = node.wait_state("a", "ready")
-    assert shard["pid"] == first
+    assert node.wait_state("a", "ready")["pid"] == first
     assert node.cli("status").returncode == 0
     assert node.cli("stop", "a", "--wait").returncode == 0
     assert not is_alive(first)
-    assert os.path.exists("/etc/passwd")
+    assert precious.is_dir() and os.path.exists("/etc/passwd")
 
 
 needs_mount = pytest.mark.skipif(
@@ -312,7 +345,7 @@ def test_what_is_no_socket_is_not_replaced_and_the_error_says_so(node: Node, wha
     node.socket.parent.mkdir()
     node.socket.write_text("precious") if what == "file" else node.socket.mkdir()
     result = node.cli("run", str(node.config))
-    assert result.returncode not in (0, 1) and str(node.socket) in result.stderr, result.stderr
+    assert result.returncode == 1 and str(node.socket) in result.stderr, result.stderr
     assert "Traceback" not in result.stderr
     assert node.socket.exists()
     assert node.engine_processes() == []
@@ -368,7 +401,7 @@ def test_a_folder_that_cannot_be_made_is_named_and_nothing_is_started(node: Node
     folder = {"state_dir": node.state, "runtime_dir": node.folder / "r", "log_dir": node.folder / "l"}[key]
     node.config.write_text(node.config.read_text().replace(f'{key} = "{folder}"', f'{key} = "{obstacle}/x"'))
     result = node.cli("run", str(node.config))
-    assert result.returncode not in (0, 1), result.stderr
+    assert result.returncode == 1, result.stderr
     assert str(obstacle) in result.stderr and "Traceback" not in result.stderr
     assert node.engine_processes() == []
 
@@ -378,7 +411,7 @@ def test_a_state_folder_that_is_read_only_is_named_and_nothing_is_started(node: 
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     node.write(llamacpp())
     result = node.cli("run", str(node.config))
-    assert result.returncode not in (0, 1), result.stderr
+    assert result.returncode == 78, result.stderr
     assert str(small_disk) in result.stderr and "Traceback" not in result.stderr
     assert node.engine_processes() == []
 

@@ -61,6 +61,7 @@ from llmgw.supervisor.launch import (
     unkillable,
 )
 from llmgw.supervisor.logtail import LogLine
+from llmgw.supervisor.members import Member
 from llmgw.supervisor.probes import Probes
 from llmgw.supervisor.readiness import (
     STALL_NOTICE,
@@ -494,6 +495,8 @@ class Life:
         """Counts what moves the limits of loading: signs, progress, a reload."""
         self.obeyed = shard._answered
         """The last wish that was carried out in this life."""
+        self._workers: tuple[Member, ...] = ()
+        """Processes beside the leader that were there at Ready."""
         self._ending: Ending | None = None
         self._scope = trio.CancelScope()
         self._health_path = spec.ready_path or self._profile.ready_path
@@ -683,6 +686,8 @@ class Life:
 
     async def _become_ready(self, verdict: Verdict) -> None:
         shard = self._shard
+        # Seen before Ready is told: from then on the end of one must be noticed, however busy the machine is.
+        self._workers = tuple(one for one in await self._engine.members() if one.pid != self._engine.pid)
         shard.report(ReadyConfirmed())
         if verdict.listener_unverified:
             shard.report(ConditionSet(ConditionKind.LISTENER_UNVERIFIED, "who holds its port cannot be seen from here"))
@@ -703,7 +708,7 @@ class Life:
 
     async def _watch_members(self) -> None:
         """The end of a process that was there at Ready is news: the API may live on with a dead engine behind it."""
-        members = [member for member in await self._engine.members() if member.pid != self._engine.pid]
+        members = list(self._workers)
         while members:
             gone = await self._engine.wait_member(members)
             members.remove(gone)

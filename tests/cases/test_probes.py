@@ -140,7 +140,7 @@ class Scripted:
 def test_no_answer_of_whatever_kind_is_ready_or_breaks_anything(node: Node) -> None:
     engine = Scripted(node)
     engine.say(b"")
-    node.write(QUICK + engine.shard)
+    node.write(QUICK.replace('"200ms"\nprobe_interval_ready', '"100ms"\nprobe_interval_ready') + engine.shard)
     node.start()
     node.wait_state("a", "starting", "loading")
     pid = node.shard("a")["pid"]
@@ -160,6 +160,7 @@ def test_no_answer_of_whatever_kind_is_ready_or_breaks_anything(node: Node) -> N
     assert "Traceback" not in node.log() and "bug" not in node.conditions("a")
 
 
+@pytest.mark.slow
 def test_no_answer_of_whatever_kind_ends_a_ready_engine(node: Node) -> None:
     engine = Scripted(node)
     engine.say(YES)

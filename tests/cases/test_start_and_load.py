@@ -154,6 +154,7 @@ def test_a_load_that_says_nothing_ends_at_its_limit_and_can_be_started_again(nod
     assert node.wait_state("a", "loading")["generation"] == 2
 
 
+@pytest.mark.slow
 def test_a_load_that_moves_for_ever_ends_at_the_hard_limit(node: Node) -> None:
     more = 'load_timeout = "2s"\nload_timeout_max = "5s"\nrestart = "no"'
     node.write(QUICK + vllm(knobs="--fake-never-ready --fake-progress lines", more=more))
@@ -206,8 +207,8 @@ def test_an_engine_that_dies_after_every_ready_is_shown_as_flapping_and_ends(nod
 
 
 def test_an_engine_that_works_at_the_third_attempt_becomes_ready_and_its_failures_are_forgotten(node: Node) -> None:
-    knobs = f"--fake-succeed-on-attempt 3 --fake-attempts-file {node.folder}/attempts --fake-fail exit-7"
-    node.write(QUICK + llamacpp(knobs=knobs, more='restart_stable = "3s"'))
+    knobs = f"--fake-succeed-on-attempt 3 --fake-attempts-file {node.folder}/attempts"
+    node.write(QUICK + vllm(knobs=knobs, more='restart_stable = "3s"'))
     node.start()
     shard = node.wait_state("a", "ready", timeout=60)
     assert (shard["generation"], shard["restarts"]) == (3, 2)
@@ -276,6 +277,7 @@ def test_who_takes_the_port_after_the_launch_is_named_and_never_taken_for_the_en
     assert node.wait_state("a", "ready")["generation"] >= 2
 
 
+@pytest.mark.slow
 def test_two_llmgw_whose_shards_choose_one_port_while_loading_both_become_ready(node: Node) -> None:
     with Node() as other:
         other.ports = node.ports

@@ -18,8 +18,8 @@ DETAILS = """\
 First the new code checks the configuration, in a process of its own; if it refuses, the old llmgw runs on.
 Exit code: 0 the new llmgw answers, 6 it did not in time, 78 the new code refuses the configuration.
 """
-PATIENCE = 60.0
-"""Seconds for the check by the new code."""
+PATIENCE = 90.0
+"""Seconds for the check by the new code: more than llmgw gives it, so that its refusal arrives."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,9 @@ network).
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -99,12 +101,43 @@ class Probes:
                     if len(read) > BODY_MAX:
                         return Unknown(f"the answer to {path} is larger than {BODY_MAX >> 20} MiB")
                 return Answered(response.status_code, read.decode("utf-8", "replace"))
-        except httpx.ConnectError:
+        except httpx.ConnectError as error:
+            if not is_refusal(error):
+                return Unknown(f"cannot connect: {_cause(error)}")
             return Refused(absent=self._path is not None and not await trio.Path(self._path).exists())
         except httpx.TimeoutException:
             return TimedOut(0.0)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
             return Unknown(_short(error))
+
+
+REFUSALS = (errno.ECONNREFUSED, errno.ENOENT)
+"""Nobody listens, or the socket's file is missing. Whatever else keeps us from connecting (no descriptors left, no
+rights) tells about us and not about the engine, which would be ended for it."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether every attempt to connect was refused: httpx has one exception for that and for our own troubles."""
+    roots = tuple(_roots(error))
+    return bool(roots) and all(isinstance(root, OSError) and root.errno in REFUSALS for root in roots)
+
+
+def _roots(error: BaseException) -> Iterator[BaseException]:
+    """What lies at the bottom of an exception, and each one of a group (an address each). The context is followed
+    too, since httpcore takes the cause away.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _roots(inner)
+    elif (below := error.__cause__ or error.__context__) is not None:
+        yield from _roots(below)
+    else:
+        yield error
+
+
+def _cause(error: BaseException) -> str:
+    root = next(_roots(error))
+    return (root.strerror if isinstance(root, OSError) else None) or str(root) or type(root).__name__
 
 
 def _short(error: Exception) -> str:

@@ -28,7 +28,12 @@ def neutralise(text: str) -> str:
     """The text with escape sequences removed and every other control character written out (`\\x07`, `\\u202e`)."""
     if text.isascii() and text.isprintable():
         return text
-    return _UNSAFE.sub(_written_out, _SEQUENCE.sub("", text))
+    return _UNSAFE.sub(_written_out, without_sequences(text))
+
+
+def without_sequences(text: str) -> str:
+    """The text without escape sequences and what they carry (colours, titles, clipboards)."""
+    return _SEQUENCE.sub("", text)
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
-from llmgw.domain.display import hide
+from llmgw.domain.display import hide, without_sequences
 from llmgw.domain.problem import Reason
 from llmgw.domain.shard import EngineKind
 from llmgw.engines.rules import ENDINGS, MARKS, MEMORY_OPTION, RULES, Rule
@@ -28,7 +28,6 @@ QUICK_EXIT = 60.0
 
 SIGQUIT_LINES = ("Received sigquit from a child process", "SIGQUIT received")
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _VLLM_PROCESS = re.compile(r"\((\w{1,40})[^ )]{0,40} pid=\d+\) ?")
 _VLLM_RECORD = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) [-\d]+ [:\d]+ \[[^\]]*\] ?")
@@ -130,7 +129,7 @@ def _read_all(engine: EngineKind, lines: Iterable[str]) -> Iterator[_Line]:
 
 
 def _read(engine: EngineKind, text: str) -> _Line:
-    text = _CONTROL.sub("", _ANSI.sub("", text[:LINE_LOOKED_AT])).rstrip()
+    text = _CONTROL.sub("", without_sequences(text[:LINE_LOOKED_AT])).rstrip()
     role, level = _LEADER, ""
     if engine is EngineKind.VLLM:
         if process := _VLLM_PROCESS.match(text):

@@ -59,6 +59,9 @@ CHECK_TIMEOUT = 60.0
 INHERITED_SOCKET = "LLMGW_SOCKET_FD"
 """Carries the control socket over an upgrade, so that no client meets a closed door."""
 
+LATE_SIGNAL = "LLMGW_LATE_SIGNAL"
+"""Over an upgrade: the number of a signal that came when the old code was leaving already. The new code obeys it."""
+
 STRICT = "LLMGW_STRICT"
 """Set in tests: an illegal transition raises instead of becoming a condition."""
 
@@ -92,14 +95,15 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
     locks = Locks.take((settings.state_dir, settings.runtime_dir), os.environ)
     try:
         door = _open_door(config)
+        late = os.environ.pop(LATE_SIGNAL, "")
         try:
             while True:
                 daemon = Daemon(config, path, node, door)
-                code = trio.run(daemon.serve)
+                code = trio.run(daemon.serve, late)
                 if not daemon.upgrading:
                     return code
-                config = daemon.in_force
-                _execute_anew(locks, door)
+                config, late = daemon.in_force, daemon.late_signal
+                _execute_anew(locks, door, late)
         finally:
             door.close()
     finally:
@@ -140,9 +144,11 @@ def _open_door(config: Config) -> control.ControlSocket:
     return door
 
 
-def _execute_anew(locks: Locks, door: control.ControlSocket) -> None:
+def _execute_anew(locks: Locks, door: control.ControlSocket, late: str) -> None:
     """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
     env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}"}
+    if late:
+        env[LATE_SIGNAL] = late
     os.set_inheritable(door.fileno(), True)
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
@@ -157,6 +163,8 @@ class Daemon:
 
     def __init__(self, config: Config, path: str, node: str | None, door: control.ControlSocket) -> None:
         self.upgrading = False
+        self.late_signal = ""
+        """Number of a signal that asked llmgw to end when it was going over to the new code."""
         self.board = Board(strict=STRICT in os.environ)
         self._path = path
         self._node = node
@@ -193,7 +201,7 @@ class Daemon:
     def in_force(self) -> Config:
         return self._config.value
 
-    async def serve(self) -> int:
+    async def serve(self, late_signal: str = "") -> int:
         """Start everything, wait for the end, end everything; returns the exit code."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with trio.open_nursery() as outermost:
@@ -204,6 +212,8 @@ class Daemon:
                         await observers.start(self._guard, "control", self._serve_control)
                         self._start_observers(observers)
                         self._greet()
+                        if late_signal.isdecimal():
+                            signal.raise_signal(int(late_signal))
                     observers.cancel_scope.cancel(reason="the last engine is gone")
                 outermost.cancel_scope.cancel(reason="everything has ended")
         return 0
@@ -252,6 +262,9 @@ class Daemon:
             if number == signal.SIGHUP and not (self._had_terminal and _terminal_is_gone()):
                 # Beside the signals: a file system that hangs must not make llmgw deaf to SIGTERM.
                 nursery.start_soon(self._guard, "reload", self._reload_by_signal)
+            elif self.upgrading:
+                # The engines stay by now. The new code ends them, if that is what the signal means there.
+                self.late_signal = str(int(number))
             elif self.board.leaving.value is None:
                 await self._leave(name)
             else:
@@ -265,6 +278,9 @@ class Daemon:
             stays = job == "restart"
             if job == "unreadable":
                 log.warning("cannot ask systemd whether this is a stop or a restart: taken as a stop")
+        if self.upgrading:
+            self.late_signal = str(int(signal.Signals[name]))
+            return
         why = f"{name} ({'restart' if stays else 'stop'})"
         log.info("%s: %s", name, "the engines stay for the next llmgw" if stays else "stopping the engines")
         self.board.note(f"llmgw ends: {why}", by=name)

@@ -310,3 +310,19 @@ def test_a_new_on_stop_is_kept_in_the_records_of_running_engines(node: Node) -> 
     assert node.wait_state("a", "ready")["pid"] == pid
     assert node.cli("stop", "a", "--wait").returncode == 0
     assert node.records() == []
+
+
+def test_a_stop_that_meets_an_upgrade_is_obeyed_by_the_new_code(node: Node) -> None:
+    stubborn = json.dumps(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
+    slow = f'[[shard]]\nname = "slow"\nmodel = "s"\nengine = "command"\ncommand = {stubborn}\nstop_timeout = "5s"\n'
+    node.write(llamacpp("a") + slow)
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("stop", "slow", "--no-wait").returncode == 0
+    assert node.ask("POST", "/v1/upgrade", timeout=60)["http"] == 202
+    # The old code waits for the end of the slow one, and is on its way out already.
+    assert node.status()["stopping"] == "upgrade"
+    assert node.end() == 0
+    assert "SIGTERM: stopping the engines" in node.log()
+    assert node.engine_processes() == []
+    assert node.leftovers() == []

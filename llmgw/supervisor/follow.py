@@ -154,7 +154,8 @@ class _File:
 class LogFollower:
     """Follows all output files of one directory. `serve` runs as long as anything is followed.
 
-    A file larger than `file_max` bytes is copied to `.1` (`.1` to `.2` and so on, `files` of them) and truncated.
+    A file larger than `file_max` bytes is copied to `.1` (`.1` to `.2` and so on, `files` of them) and truncated; of
+    one that grows faster than it is copied only the end is kept, so that no engine can fill the disk.
     What an engine writes between the end of the copy and the truncation is lost: some microseconds, and only there.
     """
 
@@ -305,16 +306,20 @@ class LogFollower:
         source = os.dup(file.fd)
         try:
             # A write in a thread is never abandoned, it would go on behind our back: this waits for the disk.
-            copy, end = await trio.to_thread.run_sync(_copy_and_truncate, source, file.path, self._files)
+            copy, start, end = await trio.to_thread.run_sync(
+                _copy_and_truncate, source, file.path, self._files, self._file_max
+            )
         except OSError as error:
             log.warning("cannot rotate %s: %s; trying again when it has grown", file.path, error.strerror)
             file.rotate_above = file.position + self._file_max
             return
         finally:
             os.close(source)
-        unread, file.position = file.position, 0
+        unread, file.position = max(0, file.position - start), 0
         if copy is None:
             return
+        if start:
+            log.warning("%s grew faster than it could be rotated: its first %d bytes are dropped", file.path, start)
         try:
             # What came while it was copied stands in the copy alone.
             data = await trio.to_thread.run_sync(_read_range, copy, unread, end)
@@ -423,10 +428,11 @@ def _read_range(fd: int, start: int, end: int) -> bytes:
     return b"".join(pieces)
 
 
-def _copy_and_truncate(fd: int, path: str, files: int) -> tuple[int | None, int]:
-    """Copy the open file to PATH.1, truncate it, and move older copies up.
+def _copy_and_truncate(fd: int, path: str, files: int, file_max: int) -> tuple[int | None, int, int]:
+    """Copy the open file to PATH.1, truncate it, and move older copies up. A copy has at most 3 `file_max` bytes.
 
-    Returns a descriptor of the copy and the number of bytes in it; (None, 0) when none is kept or the disk is full.
+    Returns a descriptor of the copy, where in the file it begins, and the number of bytes in it; (None, 0, 0) when
+    none is kept or the disk is full.
     Raises OSError when nothing was changed.
     """
     # The file that the engine writes to, whatever stands at its path by now.
@@ -434,12 +440,15 @@ def _copy_and_truncate(fd: int, path: str, files: int) -> tuple[int | None, int]
     try:
         if files < 1:
             os.ftruncate(writable, 0)
-            return None, 0
+            return None, 0, 0
+        size = os.fstat(writable).st_size
+        # What is far too large (it grew while nobody rotated it, or faster than one can copy) leaves its end only.
+        start = size - file_max if size > 2 * file_max else 0
         copy = -1
         partial = f"{path}.0"
         try:
             copy = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            end = _copy_all(writable, copy)
+            end = _copy_all(writable, copy, start, size + file_max)
             os.ftruncate(writable, 0)
         except OSError as error:
             if copy >= 0:
@@ -449,23 +458,26 @@ def _copy_and_truncate(fd: int, path: str, files: int) -> tuple[int | None, int]
                 raise
             # The output itself fills the disk: better no copy than a disk that stays full.
             os.ftruncate(writable, 0)
-            return None, 0
+            return None, 0, 0
         for number in range(files - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(f"{path}.{number}", f"{path}.{number + 1}")
         os.rename(partial, f"{path}.1")
-        return copy, end
+        return copy, start, end
     finally:
         os.close(writable)
 
 
-def _copy_all(source: int, target: int) -> int:
-    """Copy until the end is caught up with; the last piece is the one that leaves the smallest gap."""
-    position = 0
+def _copy_all(source: int, target: int, start: int, enough: int) -> int:
+    """Copy from `start` until the end is caught up with; the last piece is the one that leaves the smallest gap.
+
+    Who writes faster than this copies is never caught up with: behind `enough` the copy ends all the same.
+    """
+    position = start
     while True:
-        piece = os.pread(source, 1 << 20, position)
+        piece = os.pread(source, 1 << 20, position) if position < enough else b""
         if not piece:
-            return position
+            return position - start
         written = 0
         while written < len(piece):
             written += os.write(target, piece[written:])

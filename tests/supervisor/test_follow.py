@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -239,7 +240,7 @@ async def test_without_copies_a_full_file_is_started_over(tmp_path: Path) -> Non
 async def test_on_a_full_disk_the_file_is_started_over_without_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: int, target: int) -> int:
+    def full(source: int, target: int, start: int, enough: int) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "_copy_all", full)
@@ -254,7 +255,7 @@ async def test_on_a_full_disk_the_file_is_started_over_without_a_copy(
 
 
 async def test_a_rotation_that_fails_leaves_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(source: int, target: int) -> int:
+    def broken(source: int, target: int, start: int, enough: int) -> int:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(module, "_copy_all", broken)
@@ -308,6 +309,33 @@ while True:
         assert len(loud.tail.read(0)[1]) <= 1000
 
 
+async def test_a_file_that_grows_faster_than_it_is_copied_fills_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "llama.0.log")
+    pread = os.pread
+
+    def pread_beside_a_flood(fd: int, size: int, position: int) -> bytes:
+        if threading.current_thread() is not threading.main_thread() and os.path.exists(f"{path}.0"):
+            # For each byte that is copied another one comes.
+            append(path, "y" * 1023 + "\n")
+            size = 1024
+        return pread(fd, size, position)
+
+    async with following(tmp_path, file_max=8192) as it:
+        it.follower.write_marker(it.path, "launch 1")
+        it.write("".join(f"{n:07}\n" for n in range(8192)))
+        monkeypatch.setattr(module.os, "pread", pread_beside_a_flood)
+        it.start()
+        await wait_for(lambda: os.path.exists(f"{path}.1"))
+        await wait_for(lambda: os.stat(path).st_size < 8192)
+        it.write("on it goes\n")
+        await it.until(lambda: it.texts[-1:] == ["on it goes"])
+    copies = [os.stat(tmp_path / name).st_size for name in os.listdir(tmp_path)]
+    assert max(copies) <= 3 * 8192 + 1024
+    assert b"y" * 1023 in (tmp_path / "llama.0.log.1").read_bytes()
+
+
 async def test_an_error_in_whoever_gets_the_lines_ends_that_follower_only(tmp_path: Path) -> None:
     async with following(tmp_path) as it:
         it.follower.write_marker(it.path, "launch 1")
@@ -327,9 +355,9 @@ async def test_an_error_in_whoever_gets_the_lines_ends_that_follower_only(tmp_pa
 async def test_what_comes_while_a_file_is_copied_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_all = module._copy_all
 
-    def copy_slowly(source: int, target: int) -> int:
+    def copy_slowly(source: int, target: int, start: int, enough: int) -> int:
         append(str(tmp_path / "llama.0.log"), "written meanwhile\n")
-        return copy_all(source, target)
+        return copy_all(source, target, start, enough)
 
     monkeypatch.setattr(module, "_copy_all", copy_slowly)
     async with following(tmp_path, file_max=1000) as it:

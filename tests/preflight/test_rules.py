@@ -378,3 +378,16 @@ def test_no_model_file_raises(config: dict[str, Any]) -> None:
     assert heads is None or heads > 0
     assert longest is None or longest > 0
     assert has_fp8_weights(config) in (True, False)
+
+
+# -- memory that did not come back
+
+
+def test_a_gpu_whose_memory_did_not_come_back_is_not_handed_out_unless_allowed() -> None:
+    held = {1: "GPU 1: 41000 MiB used by pid 4190001 (not ours, not visible)"}
+    facts = node(card(0), card(1), held_gpus=held)
+    (problem,) = preflight((shard(gpus=(1,)),), facts)
+    assert (problem.code, problem.severity) == ("gpu-held", "error")
+    assert held[1] in problem.message
+    assert codes(preflight((shard(gpus=(1,), allow=("gpu-held",)),), facts)) == [("gpu-held", "warning")]
+    assert preflight((shard(gpus=(0,)),), facts) == ()

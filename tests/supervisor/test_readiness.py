@@ -169,3 +169,11 @@ def test_a_step_or_idleness_ends_a_stall() -> None:
 def test_a_reading_without_counters_learns_nothing() -> None:
     stalled = StallWatch(10.0, 0.0)
     assert stalled.seen(Activity(), 40.0) == stalled
+
+
+@pytest.mark.parametrize("answer", [Answered(401), Answered(404), Answered(503), TimedOut(5.0), Unknown("no HTTP")])
+def test_whatever_a_stranger_answers_it_is_told_as_a_stranger(answer: Answer) -> None:
+    stranger = ListenerFact("anothers", "pid 7 (python)")
+    found = judge(answer, None, ("m",), stranger, loading_on_503=True, unix=False, ask_models=True)
+    assert (found.ready, found.blocked, found.loading) == (False, True, None)
+    assert "pid 7 (python)" in found.detail

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps({"api": 1, "state_dir": state_dir, **attrs.asdict(report)}))
     elif not args.quiet:
-        print(summary(report))
+        print(summary(report, state_dir))
     if report.failed:
         if args.json:
             return FAILED
@@ -95,8 +95,9 @@ def cgroup_of_self() -> str:
         return ""
 
 
-def summary(report: SweepReport) -> str:
-    parts = [counted(len(report.ended), "engine") + " ended"]
+def summary(report: SweepReport, state_dir: str) -> str:
+    # With the folder: "0 engines" of the wrong one would be taken for good news.
+    parts = [f"{counted(len(report.ended), 'engine')} of {state_dir} ended"]
     if report.stayed:
         parts.append(f"{len(report.stayed)} left running as their on_stop says ({', '.join(report.stayed)})")
     if report.bad:

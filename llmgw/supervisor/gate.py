@@ -147,7 +147,7 @@ def _prepare(pid: int) -> None:
         _, hard = resource.prlimit(pid, resource.RLIMIT_MEMLOCK)
         resource.prlimit(pid, resource.RLIMIT_MEMLOCK, (hard, hard))
     except OSError:
-        # RDMA then pins less memory; preflight warns about small limits.
+        # RDMA then pins less memory; an engine that needs more says so.
         pass
     try:
         # The kernel is to prefer an engine over its supervisor, whose own value may be negative.

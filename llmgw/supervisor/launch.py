@@ -126,6 +126,8 @@ class Host:
     held: dict[int, HeldMemory] = field(factory=dict)
     """By GPU index. Entered at an engine's end, taken out as soon as somebody sees that it is free."""
     generations: dict[ShardId, int] = field(factory=dict)
+    oom_explained: int = 0
+    """The OOM killer's count when a shard's end was last explained."""
     deaths: deque[float] = field(factory=lambda: deque(maxlen=8))
     own_cgroup: str | None = field(factory=find_own_cgroup)
 
@@ -156,6 +158,18 @@ class Host:
             else:
                 del self.held[index]
         return texts
+
+    def oom_killed_since(self, before: int | None) -> bool | None:
+        """Whether the OOM killer was at work since its count was `before`; None is unknown.
+
+        The count is of the whole unit, so a kill explains one shard's end and not the next one's an hour later.
+        """
+        now = oom_kills(self.own_cgroup)
+        if before is None or now is None:
+            return None
+        killed = now > max(before, self.oom_explained)
+        self.oom_explained = now
+        return killed
 
     def several_died(self) -> bool:
         """Enter a death and say whether others died just now."""
@@ -298,14 +312,15 @@ class Engine:
         """Bring new output into the tail until cancelled."""
         await self._host.follower.follow(self._log_path, self._tail, on_lines)
 
-    def diagnose(self) -> Reason:
+    async def diagnose(self) -> Reason:
         """Why it exited, from its code, its last lines and what the host knows."""
         lines = self._tail.evidence() if self._last_words is None else self._last_words
-        spec, before, after = self._spec, self._oom_before, oom_kills(self._host.own_cgroup)
+        spec = self._spec
+        oom_killed = self._host.oom_killed_since(self._oom_before)
         port = holder = None
         if isinstance(self.endpoint, TcpEndpoint):
             port = self.endpoint.port
-            found = port_holders([port]).get(port)
+            found = (await trio.to_thread.run_sync(port_holders, [port], abandon_on_cancel=True)).get(port)
             holder = str(found) if found is not None else None
         return diagnose(
             ExitFacts(
@@ -313,7 +328,7 @@ class Engine:
                 code=self._exit_code,
                 lines=lines,
                 name=spec.name,
-                oom_killed=None if before is None or after is None else after > before,
+                oom_killed=oom_killed,
                 several_died=self._host.several_died(),
                 ready=self._was_ready,
                 seconds_alive=trio.current_time() - self._began,
@@ -417,7 +432,7 @@ class Engine:
         if outcome.kind == "unkillable":
             left = ", ".join(str(member) for member in outcome.leftover)
             for index, before in self._record.gpu_memory_before.items():
-                host.held[index] = HeldMemory(before, self._processes.owns)
+                host.held[index] = HeldMemory(before, frozenset(member.pid for member in outcome.leftover).__contains__)
             # Its record stays, and nothing is launched beside it: two engines would be one too many.
             host.undead[self._record.id] = self
             held = f"{_gpus_in_words(self.gpus)} held by {left}" if self.gpus else ""
@@ -462,7 +477,8 @@ class Engine:
                 gpus,
                 self._record.gpu_memory_before,
                 timeout=self._spec.limits.gpu_release_timeout,
-                is_ours=self._processes.owns,
+                # Nothing of the engine lives any more, so whoever holds it now is another.
+                is_ours=lambda pid: False,
             )
             answers.append(release)
             nursery.cancel_scope.cancel(reason="answered")
@@ -470,7 +486,6 @@ class Engine:
             return ""
         release = answers[0]
         for gpu in release.held:
-            # Nothing of the engine lives any more, so whoever holds it now is another.
             self._host.held[gpu.index] = HeldMemory(self._record.gpu_memory_before[gpu.index], lambda pid: False)
         return "" if release.freed else str(release)
 

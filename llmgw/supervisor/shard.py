@@ -141,9 +141,10 @@ Ending = Exited | Asked | Condemned | Left
 
 @frozen
 class Over:
-    """The life ended as somebody wished; `again`: and the next one begins at once."""
+    """The life ended as somebody wished; `again`: and the next one begins after `pause` seconds."""
 
     again: bool = False
+    pause: float = 0.0
 
 
 @frozen
@@ -252,7 +253,8 @@ class Shard:
             match outcome:
                 case Left():
                     return
-                case Over(again=again):
+                case Over(again=again, pause=pause):
+                    again = again and (pause == 0.0 or await self._wait_undisturbed(pause))
                     if again:
                         self.report(Requeued())
                 case Broken():
@@ -311,7 +313,11 @@ class Shard:
             return False
         limit = policy.limit if broken.counted else 0
         self.report(RetryScheduled(self._host.board.now() + decision.delay, decision.attempt, limit))
-        with trio.move_on_after(decision.delay) as pause:
+        return await self._wait_undisturbed(decision.delay)
+
+    async def _wait_undisturbed(self, seconds: float) -> bool:
+        """Pause before another life; False when a wish or the end of llmgw comes first."""
+        with trio.move_on_after(seconds) as pause:
             # A wish that came while the last life was ended is news too.
             await self._wait_news(self._answered)
         return pause.cancelled_caught and self._leaving is None
@@ -422,11 +428,14 @@ class Shard:
         await engine.hear_last_words()
         ended = await engine.take_down(self._on_step)
         if engine.kind is EngineKind.COMMAND and code == 0 and not ended.unkillable:
-            self.report(Stopped("ended by itself with code 0"))
+            policy = self.spec.restart
+            again = policy.mode == "always" and self._intent.value.wish is Wish.START
+            follows = f"; starting it again in {policy.delay:g} s" if again else ""
+            self.report(Stopped(f"ended by itself with code 0{follows}"))
             self._after_end(ended.held)
-            always = self.spec.restart.mode == "always"
-            return Over(again=always and self._intent.value.wish is Wish.START)
-        return self._broken(engine.diagnose(), ended)
+            # Never at once: a program that has nothing to do would be started as fast as the machine can.
+            return Over(again, policy.delay)
+        return self._broken(await engine.diagnose(), ended)
 
     def _broken(self, reason: Reason, ended: Ended) -> Broken:
         """A failure, or the worse one that something of it does not die: then nothing new is launched beside it."""

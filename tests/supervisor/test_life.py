@@ -326,3 +326,16 @@ def test_a_stop_that_meets_an_upgrade_is_obeyed_by_the_new_code(node: Node) -> N
     assert "SIGTERM: stopping the engines" in node.log()
     assert node.engine_processes() == []
     assert node.leftovers() == []
+
+
+def test_a_command_that_ends_well_and_is_always_restarted_gets_its_pause(node: Node) -> None:
+    more = 'restart = "always"\nrestart_delay = "1h"\nrestart_delay_max = "1h"\n'
+    node.write('[[shard]]\nname = "a"\nmodel = "a"\nengine = "command"\ncommand = ["true"]\n' + more)
+    node.start()
+    ended = node.wait_state("a", "stopped")
+    assert ended["detail"] == "ended by itself with code 0; starting it again in 3600 s"
+    assert ended["generation"] == 1
+    assert node.cli("start", "a").returncode == 0
+    node.until(lambda: node.shard("a")["generation"] == 2, "a wish cuts the pause short")
+    node.wait_state("a", "stopped")
+    assert node.cli("stop", "a", "--wait").returncode == 0

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -101,11 +101,11 @@ class Node:
             f'log_dir = "{self.folder}/l"\n{rest}\n'
         )
 
-    def start(self, *, wait: bool = True) -> int:
-        """`llmgw run`; returns its pid when the control socket answers."""
+    def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> int:
+        """`llmgw run`; returns its pid when the control socket answers. `prefix`: a program that becomes it."""
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "llmgw", "run", str(self.config)],
+                [*prefix, sys.executable, "-m", "llmgw", "run", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -70,6 +70,9 @@ class Services(Protocol):
         """Instances of a shard, or the one that is shown under this name; empty: none."""
 
     def tail(self, id_: ShardId) -> LogSource | None: ...
+    def shm_bytes(self, id_: ShardId) -> int | None:
+        """What its engine's files in /dev/shm take; None without an engine."""
+
     async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer: ...
     def config(self) -> dict[str, Any]:
         """The configuration in force, secrets masked."""
@@ -158,8 +161,8 @@ class Api:
                 raise _no_route(request)
 
     def _status(self, snapshot: Snapshot) -> wire.Json:
-        logs = {id_: self._log_facts(id_) for id_ in snapshot.shards}
-        return wire.status(self._services.header(), snapshot, logs, self._board.now())
+        shards = self._shards(sorted(snapshot.shards), snapshot)
+        return wire.status(self._services.header(), snapshot, shards, self._board.now())
 
     def _log_facts(self, id_: ShardId) -> wire.Json:
         source = self._services.tail(id_)
@@ -168,7 +171,11 @@ class Api:
         return {"lines": source.sequence, "skipped": source.skipped, "last": source.last_shown}
 
     def _shards(self, ids: Sequence[ShardId], snapshot: Snapshot) -> list[wire.Json]:
-        return [wire.shard(id_, snapshot.shards[id_], self._log_facts(id_)) for id_ in ids if id_ in snapshot.shards]
+        return [
+            wire.shard(id_, snapshot.shards[id_], self._log_facts(id_), self._services.shm_bytes(id_))
+            for id_ in ids
+            if id_ in snapshot.shards
+        ]
 
     def _shard(self, name: str) -> wire.Json:
         """One instance as such, several as a list: a name means all its replicas."""

@@ -34,8 +34,10 @@ class Line(Protocol):
     def progress(self) -> bool: ...
 
 
-def shard(id_: ShardId, instance: Instance, log: Json | None = None) -> Json:
-    """One instance. `log` has the number of its last line, how many were skipped, and its last line."""
+def shard(id_: ShardId, instance: Instance, log: Json | None = None, shm_bytes: int | None = None) -> Json:
+    """One instance. `log` has the number of its last line, how many were skipped, and its last line. `shm_bytes` is
+    what the files take that its engine had in /dev/shm when it became Ready; None without an engine.
+    """
     status, intent = instance.status, instance.intent
     return {
         "name": status.name,
@@ -70,18 +72,19 @@ def shard(id_: ShardId, instance: Instance, log: Json | None = None) -> Json:
         },
         "config_hash": status.config_hash,
         "load_seconds": status.load_seconds,
+        "shm_bytes": shm_bytes,
         "log": log or {"lines": 0, "skipped": 0, "last": ""},
     }
 
 
-def status(header: Json, snapshot: Snapshot, logs: dict[ShardId, Json], now: float) -> Json:
-    """The answer of `GET /v1/status`: the node's header and every instance in order."""
+def status(header: Json, snapshot: Snapshot, shards: Sequence[Json], now: float) -> Json:
+    """The answer of `GET /v1/status`: the node's header and every instance (`shard`) in order."""
     return {
         "api": API,
         **header,
         "now": now,
         "revision": snapshot.revision,
-        "shards": [shard(id_, instance, logs.get(id_)) for id_, instance in sorted(snapshot.shards.items())],
+        "shards": list(shards),
     }
 
 

@@ -21,6 +21,9 @@ from llmgw.supervisor.records import ShardRecord, ShmFile
 
 SHM = "/dev/shm"
 
+SHM_WARNING = 0.5
+"""Share of the tmpfs: two launches of the same engines at once, which a rollout may bring, still fit below it."""
+
 
 @frozen
 class ShmCleanup:
@@ -100,6 +103,16 @@ def shm_usage(files: Iterable[ShmFile]) -> ShmUsage:
     except OSError:
         size = 0
     return ShmUsage(total, total / size if size else None)
+
+
+def shm_warning(usages: Mapping[str, ShmUsage]) -> str | None:
+    """What to say when shards (by name) take a large share of /dev/shm: no engine starts once it is full."""
+    share = sum(usage.share or 0.0 for usage in usages.values())
+    if share < SHM_WARNING:
+        return None
+    largest = sorted(usages.items(), key=lambda item: item[1].bytes, reverse=True)[:3]
+    who = ", ".join(f"{name} {usage.bytes / 2**20:.0f} MiB" for name, usage in largest)
+    return f"engines take {share:.0%} of {SHM} ({who}); when it is full none starts: enlarge it"
 
 
 def remove_socket(path: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -507,3 +508,52 @@ def test_crashes_leave_nothing_in_dev_shm_and_a_foreign_segment_stays(node: Node
     finally:
         for path in shm.glob(f"*{tag}*"):
             path.unlink()
+
+
+def shm_engine(tag: str, mib: int) -> str:
+    return (
+        f"fd = os.open('/dev/shm/psm_{tag}', os.O_RDWR | os.O_CREAT, 0o600)\n"
+        # Sparse: only what was written takes memory.
+        f"os.ftruncate(fd, {4 * mib} << 20)\n"
+        f"os.pwrite(fd, bytes({mib} << 20), 0)\n"
+        f"memory = mmap.mmap(fd, {4 * mib} << 20)\n"
+        "server.serve_forever()\n"
+    )
+
+
+def test_what_a_shard_takes_of_dev_shm_is_in_its_status(node: Node) -> None:
+    tag = secrets.token_hex(4)
+    node.write(scripted(node, shm_engine(tag, 2)) + scripted(node, "server.serve_forever()\n", name="b"))
+    try:
+        node.start()
+        node.wait_state("a", "ready")
+        node.wait_state("b", "ready")
+        node.until(lambda: node.shard("a")["shm_bytes"] == 2 << 20, "what is really taken is counted")
+        assert node.shard("b")["shm_bytes"] == 0
+        assert node.status()["warnings"] == []
+        # Adopted, it is known from the record.
+        node.kill()
+        node.start()
+        node.wait_state("a", "ready")
+        assert node.shard("a")["shm_bytes"] == 2 << 20
+        assert node.cli("stop", "a", "--wait").returncode == 0
+        assert node.shard("a")["shm_bytes"] is None
+    finally:
+        Path(f"/dev/shm/psm_{tag}").unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs root for a /dev/shm of its own")
+def test_a_dev_shm_that_is_half_taken_is_warned_about(node: Node) -> None:
+    script = node.folder / "run.sh"
+    script.write_text('mount -t tmpfs -o size=16m tmpfs /dev/shm || exit 77; exec "$@"\n')
+    if subprocess.run(["unshare", "-m", "sh", str(script), "true"], check=False).returncode != 0:
+        pytest.skip("no mount can be made here")
+    node.write(scripted(node, shm_engine("a", 9)))
+    node.start(prefix=["unshare", "-m", "sh", str(script)])
+    node.wait_state("a", "ready")
+    node.until(lambda: node.status()["warnings"], "it is warned")
+    said = "engines take 56% of /dev/shm (a/0 9 MiB); when it is full none starts: enlarge it"
+    assert node.status()["warnings"] == [said]
+    assert said in node.cli("status").stdout
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    assert node.status()["warnings"] == []

@@ -88,6 +88,9 @@ class Daemon:
     def tail(self, id_: ShardId) -> Log | None:
         return self.logs.get(id_)
 
+    def shm_bytes(self, id_: ShardId) -> int | None:
+        return 4096 if id_ in self.logs else None
+
     async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer:
         self.reloads.append((by, dry_run))
         return self.answer

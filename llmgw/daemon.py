@@ -44,6 +44,7 @@ from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
 from llmgw.preflight.rules import preflight
 from llmgw.supervisor.follow import LogFollower
 from llmgw.supervisor.launch import Host
+from llmgw.supervisor.leftovers import shm_warning
 from llmgw.supervisor.listeners import port_free, port_holders
 from llmgw.supervisor.locks import Locks
 from llmgw.supervisor.processes import Children
@@ -336,7 +337,7 @@ class Daemon:
             "config": {"path": os.path.abspath(self._path), "error": self._config_error},
             "hardware": _hardware(self._inventory),
             "stopping": leaving.why if leaving is not None else None,
-            "warnings": [],
+            "warnings": self._warnings(),
         }
 
     def find(self, name: str) -> tuple[ShardId, ...]:
@@ -344,6 +345,15 @@ class Daemon:
 
     def tail(self, id_: ShardId) -> LogSource | None:
         return self._supervisor.output(id_)
+
+    def shm_bytes(self, id_: ShardId) -> int | None:
+        engine = self._host.engines.get(id_)
+        return engine.shm_usage().bytes if engine is not None else None
+
+    def _warnings(self) -> list[str]:
+        usages = {str(id_): engine.shm_usage() for id_, engine in self._host.engines.items()}
+        full = shm_warning(usages)
+        return [full] if full is not None else []
 
     async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer:
         """Read the file again. With an error nothing changes, and status says so until the next good reload."""

@@ -29,7 +29,7 @@ from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.supervisor.follow import FollowedTail, LogFollower
 from llmgw.supervisor.gpu_release import GpuRelease, held_gpus, used_before, wait_gpu_release
-from llmgw.supervisor.leftovers import clear_traces, note_shm
+from llmgw.supervisor.leftovers import ShmUsage, clear_traces, note_shm, shm_usage
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.oom import oom_kills
@@ -307,6 +307,10 @@ class Engine:
         found = (name for name in self._processes.names() if name.startswith(tuple(beginnings)))
         name = next(found, None)
         return f"process {name}" if name is not None else None
+
+    def shm_usage(self) -> ShmUsage:
+        """What its files in /dev/shm take, as far as they are known: they are noted when it becomes Ready."""
+        return shm_usage(self._record.shm)
 
     async def follow_output(self, on_lines: Callable[[Sequence[LogLine]], None]) -> None:
         """Bring new output into the tail until cancelled."""

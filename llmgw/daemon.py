@@ -41,6 +41,7 @@ from llmgw.domain.hardware import Inventory
 from llmgw.domain.host import PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
+from llmgw.own_log import set_up_logging
 from llmgw.preflight.rules import preflight
 from llmgw.supervisor.follow import LogFollower
 from llmgw.supervisor.launch import Host
@@ -62,6 +63,8 @@ INHERITED_SOCKET = "LLMGW_SOCKET_FD"
 
 LATE_SIGNAL = "LLMGW_LATE_SIGNAL"
 """Over an upgrade: the number of a signal that came when the old code was leaving already. The new code obeys it."""
+
+OBEYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 STRICT = "LLMGW_STRICT"
 """Set in tests: an illegal transition raises instead of becoming a condition."""
@@ -96,14 +99,14 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
     locks = Locks.take((settings.state_dir, settings.runtime_dir), os.environ)
     try:
         door = _open_door(config)
-        late = os.environ.pop(LATE_SIGNAL, "")
+        late = LateSignals(os.environ.pop(LATE_SIGNAL, ""))
         try:
             while True:
-                daemon = Daemon(config, path, node, door)
-                code = trio.run(daemon.serve, late)
+                daemon = Daemon(config, path, node, door, late)
+                code = trio.run(daemon.serve)
                 if not daemon.upgrading:
                     return code
-                config, late = daemon.in_force, daemon.late_signal
+                config = daemon.in_force
                 _execute_anew(locks, door, late)
         finally:
             door.close()
@@ -145,27 +148,61 @@ def _open_door(config: Config) -> control.ControlSocket:
     return door
 
 
-def _execute_anew(locks: Locks, door: control.ControlSocket, late: str) -> None:
+def _execute_anew(locks: Locks, door: control.ControlSocket, late: LateSignals) -> None:
     """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
     env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}"}
-    if late:
-        env[LATE_SIGNAL] = late
     os.set_inheritable(door.fileno(), True)
+    logging.shutdown()
     try:
+        env[LATE_SIGNAL] = late.pass_on()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
     except OSError as error:
+        late.keep()
         log.error("cannot go over to the new code: %s; going on with the old one", error)
         locks.keep()
         os.set_inheritable(door.fileno(), False)
 
 
+class LateSignals:
+    """Signals that come while nobody obeys them: before the event loop, and while new code takes over in this process.
+
+    Unanswered they would end llmgw by the kernel's hand, and the engines would be left to nobody.
+    """
+
+    def __init__(self, passed_on: str = "") -> None:
+        self._number = int(passed_on) if passed_on.isdecimal() else 0
+        for number in OBEYED:
+            signal.signal(number, lambda number, _: self.note(number))
+        self.keep()
+
+    def note(self, number: int) -> None:
+        """Remember it, unless it only asks to read a file that is going to be read anyway."""
+        if number != signal.SIGHUP:
+            self._number = number
+
+    def take(self) -> int:
+        """The last one that came, 0 for none; it is forgotten here."""
+        number, self._number = self._number, 0
+        return number
+
+    def pass_on(self) -> str:
+        """From here on signals wait in the kernel, also over an exec. Returns the text for LATE_SIGNAL."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, OBEYED)
+        return str(self._number or "")
+
+    def keep(self) -> None:
+        """Take `pass_on` back, of this process or of the code that was here before."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, OBEYED)
+
+
 class Daemon:
     """One run of the event loop: the services, and what the control socket asks of the whole."""
 
-    def __init__(self, config: Config, path: str, node: str | None, door: control.ControlSocket) -> None:
+    def __init__(
+        self, config: Config, path: str, node: str | None, door: control.ControlSocket, late: LateSignals
+    ) -> None:
         self.upgrading = False
-        self.late_signal = ""
-        """Number of a signal that asked llmgw to end when it was going over to the new code."""
+        self._late = late
         self.board = Board(strict=STRICT in os.environ)
         self._path = path
         self._node = node
@@ -202,9 +239,9 @@ class Daemon:
     def in_force(self) -> Config:
         return self._config.value
 
-    async def serve(self, late_signal: str = "") -> int:
+    async def serve(self) -> int:
         """Start everything, wait for the end, end everything; returns the exit code."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(*OBEYED) as signals:
             async with trio.open_nursery() as outermost:
                 outermost.start_soon(self._guard, "signals", partial(self._obey_signals, signals, outermost))
                 async with trio.open_nursery() as observers:
@@ -213,8 +250,8 @@ class Daemon:
                         await observers.start(self._guard, "control", self._serve_control)
                         self._start_observers(observers)
                         self._greet()
-                        if late_signal.isdecimal():
-                            signal.raise_signal(int(late_signal))
+                        if late := self._late.take():
+                            signal.raise_signal(late)
                     observers.cancel_scope.cancel(reason="the last engine is gone")
                 outermost.cancel_scope.cancel(reason="everything has ended")
         return 0
@@ -265,7 +302,7 @@ class Daemon:
                 nursery.start_soon(self._guard, "reload", self._reload_by_signal)
             elif self.upgrading:
                 # The engines stay by now. The new code ends them, if that is what the signal means there.
-                self.late_signal = str(int(number))
+                self._late.note(number)
             elif self.board.leaving.value is None:
                 await self._leave(name)
             else:
@@ -280,7 +317,7 @@ class Daemon:
             if job == "unreadable":
                 log.warning("cannot ask systemd whether this is a stop or a restart: taken as a stop")
         if self.upgrading:
-            self.late_signal = str(int(signal.Signals[name]))
+            self._late.note(signal.Signals[name])
             return
         why = f"{name} ({'restart' if stays else 'stop'})"
         log.info("%s: %s", name, "the engines stay for the next llmgw" if stays else "stopping the engines")
@@ -462,30 +499,3 @@ def _refusal_of(result: ToolResult) -> Problem:
             found = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
         message = f"the new code refuses the file: {found}"
     return Problem("upgrade-refused", message, "run llmgw check with the new code; the running one goes on")
-
-
-class _Format(logging.Formatter):
-    """One line per record; below systemd with the priority in front, which the journal understands."""
-
-    PRIORITIES: Mapping[int, int] = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
-
-    def __init__(self, journal: bool) -> None:
-        super().__init__("%(message)s" if journal else "%(asctime)s %(levelname).1s %(message)s", "%m-%d %H:%M:%S")
-        self._journal = journal
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if not self._journal:
-            return text
-        priority = self.PRIORITIES.get(record.levelno, 5)
-        return "\n".join(f"<{priority}>{line}" for line in text.splitlines())
-
-
-def set_up_logging(env: Mapping[str, str]) -> None:
-    """llmgw's own log goes to stderr; systemd or the terminal takes it from there."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Format(journal="JOURNAL_STREAM" in env))
-    root = logging.getLogger("llmgw")
-    root.handlers[:] = [handler]
-    root.propagate = False
-    root.setLevel(env.get("LLMGW_LOG_LEVEL", "INFO"))

@@ -75,7 +75,18 @@ def look(option: str, stream: TextIO | None = None) -> Screen:
 
 
 def prepare_streams() -> None:
-    """A character that the locale cannot carry is escaped instead of ending the command."""
+    """A character that the locale cannot carry is escaped instead of ending the command.
+
+    A stream that was closed by the caller (`>&-`) leads nowhere: Python has None for it, and whatever is opened next
+    would get its number and what is written there.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    # They live as long as the process.
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -79,8 +79,11 @@ def bind(path: str, *, mode: int = 0o660, group: str | None = None) -> ControlSo
 
 def take_over(fd: int, path: str | None) -> ControlSocket:
     """A listening socket by its descriptor: from systemd (`path` None, the file stays), or kept over an upgrade."""
-    os.set_inheritable(fd, False)
-    sock = socket.socket(fileno=fd)
+    try:
+        os.set_inheritable(fd, False)
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise LlmgwError(f"cannot take over descriptor {fd} as control socket: {error.strerror}") from error
     if sock.family != socket.AF_UNIX or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.detach()
         raise LlmgwError(f"cannot take over descriptor {fd} as control socket: it is no listening unix socket")

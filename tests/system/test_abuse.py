@@ -1,0 +1,144 @@
+"""What a hostile field does to a whole llmgw: closed and stuffed streams, signals at the worst moment, nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.node import FAKE, Node
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        yield node
+
+
+def one_engine(node: Node) -> None:
+    weights = node.folder / "m.gguf"
+    weights.write_bytes(b"GGUF")
+    node.write(
+        '[[shard]]\nname = "a"\nmodel = "m"\nengine = "llamacpp"\n'
+        f'weights = "{weights}"\ncommand = {json.dumps([*FAKE, "llamacpp"])}\n'
+    )
+
+
+def run_through_a_shell(node: Node, redirections: str, **env: str) -> None:
+    with node.output.open("ab") as output:
+        node.process = subprocess.Popen(
+            ["/bin/sh", "-c", f'exec "$0" -m llmgw run "$1" {redirections}', sys.executable, str(node.config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**node.env, **env},
+            start_new_session=True,
+        )
+
+
+@pytest.mark.parametrize("redirections", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_closed_and_full_streams_change_nothing(node: Node, redirections: str) -> None:
+    one_engine(node)
+    run_through_a_shell(node, redirections)
+    node.until(node.answers, "the control socket answers")
+    node.wait_state("a", "ready")
+    assert node.end() == 0
+    assert node.engine_processes() == []
+    assert (node.state / "lock").read_text().strip().isdecimal(), "something was written into another file's number"
+
+
+def test_a_verb_whose_output_is_closed_keeps_its_exit_code(node: Node) -> None:
+    one_engine(node)
+    line = f'"{sys.executable}" -m llmgw check "{node.config}" >&- 2>&-'
+    assert subprocess.run(["/bin/sh", "-c", line], env=node.env, check=False).returncode == 0
+    node.config.write_text("no = = toml")
+    assert subprocess.run(["/bin/sh", "-c", line], env=node.env, check=False).returncode == 78
+
+
+def test_a_log_that_nobody_reads_stops_nothing(node: Node) -> None:
+    one_engine(node)
+    reader, writer = os.pipe()
+    node.process = subprocess.Popen(
+        [sys.executable, "-m", "llmgw", "run", str(node.config)],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        env=node.env,
+        start_new_session=True,
+    )
+    try:
+        node.until(node.answers, "the control socket answers")
+        node.wait_state("a", "ready")
+        # A description of its own, so that only this writer does not wait.
+        stuffing = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+        for size in (4096, 1):
+            try:
+                while os.write(stuffing, b"x" * size):
+                    pass
+            except BlockingIOError:
+                continue
+        os.close(stuffing)
+        for _ in range(3):
+            assert node.cli("restart", "a", "--wait").returncode == 0
+        node.wait_state("a", "ready")
+        assert node.end() == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert node.engine_processes() == []
+
+
+def test_a_level_of_the_log_that_does_not_exist_is_told_and_changes_nothing(node: Node) -> None:
+    one_engine(node)
+    run_through_a_shell(node, "", LLMGW_LOG_LEVEL="loud")
+    node.until(node.answers, "the control socket answers")
+    assert "LLMGW_LOG_LEVEL is 'LOUD', which is no level" in node.log()
+
+
+def test_a_descriptor_that_is_no_socket_is_refused_in_words(node: Node) -> None:
+    one_engine(node)
+    run_through_a_shell(node, "", LLMGW_SOCKET_FD="0:/nowhere")
+    assert node.process is not None
+    assert node.process.wait(30) == 1
+    assert node.log().startswith("error: cannot take over descriptor 0 as control socket: ")
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.15, 0.3])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_no_signal_during_an_upgrade_is_lost_or_deadly(node: Node, number: signal.Signals, pause: float) -> None:
+    one_engine(node)
+    node.start()
+    assert node.process is not None
+    engine = node.wait_state("a", "ready")["pid"]
+    upgrade = subprocess.Popen(
+        [sys.executable, "-m", "llmgw", "-s", str(node.socket), "upgrade"], env=node.env, stdout=subprocess.DEVNULL
+    )
+    started = node.status()["started"]
+    node.until(lambda: is_leaving(node, started), "the old code leaves")
+    time.sleep(pause)
+    node.process.send_signal(number)
+    if number == signal.SIGHUP:
+        assert upgrade.wait(60) == 0
+        assert node.wait_state("a", "ready")["pid"] == engine
+    else:
+        assert node.process.wait(60) == 0
+        assert not psutil.pid_exists(engine)
+        upgrade.kill()
+        upgrade.wait()
+        assert node.leftovers() == []
+
+
+def is_leaving(node: Node, started: float) -> bool:
+    """The old code has said so, or does not answer any more, or the new one does."""
+    try:
+        status = node.ask("GET", "/v1/status", timeout=1)
+    except Exception:  # noqa: BLE001  (whatever it is, the old code is busy with leaving)
+        return True
+    return bool(status["stopping"] == "upgrade" or status["started"] != started)

@@ -185,7 +185,7 @@ def _check_one(reading: Reading, shard: Shard, around: Surroundings) -> None:
     shard.here = _matches(shard.value("where"), around.labels)
     if merged.is_usable("gpus", "tensor_parallel", "pipeline_parallel", "data_parallel", "nodes", "engine"):
         _check_sizes(reading, shard, around)
-    _check_engine(reading, shard, around)
+    _check_engine(reading, shard)
     _check_args(reading, shard)
     _check_limits(reading, shard)
     _check_idle(reading, shard, around)
@@ -241,7 +241,7 @@ def _check_sizes(reading: Reading, shard: Shard, around: Surroundings) -> None:
         _fail(reading, shard, "share_gpus", "share-needs-memory", "share_gpus needs gpu_memory", 'for example "40GiB"')
 
 
-def _check_engine(reading: Reading, shard: Shard, around: Surroundings) -> None:
+def _check_engine(reading: Reading, shard: Shard) -> None:
     merged, engine = shard.merged, shard.engine
     if not merged.is_usable("engine"):
         return

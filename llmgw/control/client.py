@@ -110,7 +110,7 @@ def request(
     """
     deadline = time.monotonic() + timeout
     with _connect(socket_path, deadline) as connection:
-        _send(connection, socket_path, method, path, body)
+        _send(connection, method, path, body)
         status, headers, data = _read_head(connection, deadline, socket_path)
         while len(data) <= ANSWER_MAX:
             more = _receive(connection, deadline, socket_path)
@@ -129,7 +129,7 @@ def stream(socket_path: str, path: str, *, timeout: float = 5.0) -> Iterator[dic
     """
     deadline = time.monotonic() + timeout
     with _connect(socket_path, deadline) as connection:
-        _send(connection, socket_path, "GET", path, None)
+        _send(connection, "GET", path, None)
         status, headers, data = _read_head(connection, deadline, socket_path)
         if status >= 400:
             while more := _receive(connection, deadline, socket_path):
@@ -191,7 +191,7 @@ def _connect_to(connection: socket.socket, path: str) -> None:
         os.close(folder)
 
 
-def _send(connection: socket.socket, socket_path: str, method: str, path: str, body: dict[str, Any] | None) -> None:
+def _send(connection: socket.socket, method: str, path: str, body: dict[str, Any] | None) -> None:
     head = f"{method} {path} HTTP/1.0\r\nHost: llmgw\r\nUser-Agent: llmgw/{__version__}\r\n"
     data = b""
     if body is not None:

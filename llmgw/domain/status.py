@@ -31,13 +31,8 @@ class ShardState(StrEnum):
         """A process should exist."""
         return self in LIVE
 
-    @property
-    def is_terminal(self) -> bool:
-        return self in TERMINAL
-
 
 LIVE = frozenset({ShardState.STARTING, ShardState.LOADING, ShardState.READY, ShardState.DRAINING})
-TERMINAL = frozenset({ShardState.STOPPED, ShardState.FAILED})
 
 MEANING: Mapping[ShardState, str] = {
     ShardState.PENDING: "known, not started",

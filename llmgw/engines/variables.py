@@ -35,11 +35,6 @@ def escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def unknown_variables(text: str) -> tuple[str, ...]:
-    """Names after `llmgw.` in `text` that do not exist."""
-    return tuple(m[1] for m in _PATTERN.finditer(text) if m[1] is not None and m[1] not in VARIABLES)
-
-
 def values_of(plan: LaunchPlan) -> Mapping[str, str]:
     """The values for one launch; `port` and `host` are missing for a unix socket."""
     spec = plan.spec

@@ -176,7 +176,7 @@ class _Connection:
                 if not isinstance(head, h11.Request):
                     return None
                 check_head(head)
-                body = await self._read_body(head)
+                body = await self._read_body()
             except h11.RemoteProtocolError as error:
                 raise _Refused(error.error_status_hint, "bad-request", f"not an HTTP request: {error}") from error
             return as_request(head, body, self._peer)
@@ -185,7 +185,7 @@ class _Connection:
             return None
         raise _Refused(408, "timeout", f"the request did not arrive within {patience:g} s")
 
-    async def _read_body(self, head: h11.Request) -> bytes:
+    async def _read_body(self) -> bytes:
         if self._h11.they_are_waiting_for_100_continue:
             await self._send(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])), SEND_TIMEOUT)
         body = bytearray()

@@ -149,9 +149,9 @@ class Supervisor:
         assert self._nursery is not None
         scope = trio.CancelScope()
         self._rollouts[model] = scope
-        self._nursery.start_soon(self._replace_in_turn, model, ids, by, scope)
+        self._nursery.start_soon(self._replace_in_turn, ids, by, scope)
 
-    async def _replace_in_turn(self, model: str, ids: Sequence[ShardId], by: str, scope: trio.CancelScope) -> None:
+    async def _replace_in_turn(self, ids: Sequence[ShardId], by: str, scope: trio.CancelScope) -> None:
         """One instance after another, the next when the last is ready; a failure holds the rest."""
         with scope:
             for position, id_ in enumerate(ids):

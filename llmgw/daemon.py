@@ -359,7 +359,8 @@ class Daemon:
                 holders = port_holders([endpoint.port]) or {endpoint.port: PortHolder(endpoint.port)}
         env = self._host.env
         home = env.get("HOME") or os.path.expanduser("~")
-        host = evolve(gather_host(env, home, inventory=self._inventory, port_holders=holders), held_gpus=held)
+        gathered = gather_host(env, home, inventory=self._inventory, port_holders=holders, with_groups=False)
+        host = evolve(gathered, held_gpus=held)
         return preflight([spec], facts_for([spec], host))
 
     # -- what control asks (control.api.Services) --------------------------------------------------------

@@ -153,14 +153,17 @@ def gather_host(
     *,
     inventory: Inventory | None = None,
     port_holders: Mapping[int, PortHolder] | None = None,
+    with_groups: bool = True,
 ) -> HostFacts:
-    """Facts that do not depend on what the files ask for."""
+    """Facts that do not depend on what the files ask for. The groups are left out where nobody asks for them: with a
+    directory service their list is long, and may come from a machine that does not answer.
+    """
     return HostFacts(
         hostname=socket.gethostname(),
         uid=os.geteuid(),
         home=home,
         env=env,
-        groups=frozenset(group.gr_name for group in grp.getgrall()),
+        groups=frozenset(group.gr_name for group in grp.getgrall()) if with_groups else frozenset(),
         port_holders=port_holders or {},
         ephemeral_ports=_ephemeral_ports(),
         addresses=_addresses(),

@@ -166,3 +166,11 @@ def test_too_many_included_files_are_refused(folder):
     for number in range(1001):
         write(folder, f"d/{number}.toml", "")
     assert found(load("llmgw.toml", env=ENV)) == [("llmgw.toml", "too-many-files")]
+
+
+def test_a_check_before_a_launch_asks_no_directory_service_for_groups(monkeypatch):
+    def refuse():
+        raise AssertionError("the list of groups was asked for")
+
+    monkeypatch.setattr("grp.getgrall", refuse)
+    assert gather_host({}, "/", with_groups=False).groups == frozenset()

@@ -58,6 +58,7 @@ def in_background(node: Node, *words: str) -> subprocess.Popen[str]:
 # -- F14: workers outlive a dead leader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adopted", [False, True])
 def test_the_gpus_of_a_killed_leader_are_free_only_when_its_last_worker_is_gone(node: Node, adopted: bool) -> None:
     gpus = FakeGpus(node)
@@ -126,6 +127,7 @@ server.serve_forever()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_stop_ends_all_that_a_shard_started_wherever_it_went(node: Node, adopted: bool) -> None:
     node.write(scripted(node, ESCAPES, more='stop_timeout = "1s"'))
@@ -194,6 +196,7 @@ def test_open_streams_are_finished_before_any_signal(node: Node, kind: str) -> N
     assert node.engine_processes() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "knobs", "least"),
     [
@@ -321,6 +324,35 @@ def test_a_drained_shard_is_stopped_and_a_stop_hurries_no_stream_of_the_drain(no
     assert node.state_of("a") == "stopped"
 
 
+def test_a_stop_goes_on_after_a_crash_of_llmgw(node: Node) -> None:
+    node.write(engine("llamacpp", knobs="--fake-ignore-term", more='stop_timeout = "3s"') + engine("llamacpp", "b"))
+    node.start()
+    pids = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    assert node.cli("stop", "a", "--no-wait").returncode == 0
+    node.until(lambda: "SIGTERM" in node.conditions("a").get("stopping", ""), "it is being stopped")
+    node.kill()
+    assert is_alive(pids["a"])
+    node.start()
+    shard = node.wait_state("a", "stopped")
+    assert (shard["generation"], shard["intent"]["wish"]) == (1, "stop")
+    assert not is_alive(pids["a"])
+    assert node.wait_state("b", "ready")["pid"] == pids["b"]
+
+
+def test_an_upgrade_during_a_stop_loses_neither(node: Node) -> None:
+    node.write(engine("llamacpp", knobs="--fake-ignore-term", more='stop_timeout = "3s"') + engine("llamacpp", "b"))
+    own = node.start()
+    pids = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    assert node.cli("stop", "a", "--no-wait").returncode == 0
+    node.until(lambda: "SIGTERM" in node.conditions("a").get("stopping", ""), "it is being stopped")
+    started = node.status()["started"]
+    in_background(node, "upgrade").communicate(timeout=60)
+    node.until(lambda: node.answers() and node.status()["started"] > started, "the new code is there")
+    assert node.wait_state("a", "stopped")["intent"]["wish"] == "stop"
+    assert not is_alive(pids["a"])
+    assert node.status()["pid"] == own and node.wait_state("b", "ready")["pid"] == pids["b"]
+
+
 # -- F17: wrappers
 
 WRAPPERS = {
@@ -344,6 +376,7 @@ def wrapped(wrapper: str, kind: str, more: str = "") -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adopted", [False, True])
 @pytest.mark.parametrize("wrapper", list(WRAPPERS))
 def test_a_stop_reaches_the_engine_behind_a_wrapper(node: Node, wrapper: str, adopted: bool) -> None:
@@ -469,8 +502,7 @@ def test_what_does_not_die_fails_its_shard_keeps_its_gpu_and_holds_up_nobody(nod
 
 
 # -- F19: leftovers in /dev/shm
-
-
+@pytest.mark.slow
 def test_crashes_leave_nothing_in_dev_shm_and_a_foreign_segment_stays(node: Node) -> None:
     tag = secrets.token_hex(4)
     shm = Path("/dev/shm")
@@ -494,7 +526,7 @@ def test_crashes_leave_nothing_in_dev_shm_and_a_foreign_segment_stays(node: Node
     foreign = shm / f"psm_{tag}"
     foreign.write_bytes(b"somebody else's")
     try:
-        node.write(QUICK + scripted(node, body))
+        node.write(QUICK + scripted(node, body, more='stop_timeout = "1s"'))
         node.start()
         for generation in (1, 2, 3):
             shard = node.wait_state("a", "ready")

@@ -339,3 +339,46 @@ def test_a_command_that_ends_well_and_is_always_restarted_gets_its_pause(node: N
     node.until(lambda: node.shard("a")["generation"] == 2, "a wish cuts the pause short")
     node.wait_state("a", "stopped")
     assert node.cli("stop", "a", "--wait").returncode == 0
+
+
+def test_replicas_are_replaced_in_turn_held_after_a_failure_and_come_and_go(node: Node) -> None:
+    def written(replicas: int, size: int = 512, program: str = "") -> str:
+        text = llamacpp("a", more=f'replicas = {replicas}\nrestart = "no"\nargs = {{ ctx-size = {size} }}')
+        return (
+            text
+            if not program
+            else "\n".join(
+                f'command = ["{program}"]' if line.startswith("command") else line for line in text.splitlines()
+            )
+        )
+
+    def reload(text: str) -> None:
+        node.write(text)
+        result = node.cli("reload")
+        assert result.returncode == 0, result.stderr
+
+    node.write(written(2))
+    node.start()
+    first = {name: node.wait_state(name, "ready")["pid"] for name in ("a/0", "a/1")}
+    reload(written(2, size=1024))
+    node.until(lambda: node.shard("a/1")["generation"] == 2, "both are replaced")
+    second = {name: node.wait_state(name, "ready")["pid"] for name in first}
+    assert not set(first.values()) & set(second.values())
+    moved = [(e["shard"], e["after"]) for e in node.events() if e["kind"] == "state" and e["before"] != e["after"]]
+    # The second one is not touched before the first one is Ready again.
+    assert moved.index(("a/1", "draining")) > [i for i, move in enumerate(moved) if move == ("a/0", "ready")][1]
+    reload(written(2, program="false"))
+    node.wait_state("a/0", "failed")
+    node.until(lambda: "held" in node.conditions("a/1"), "the other one is held")
+    assert node.shard("a/1")["pid"] == second["a/1"]
+    reload(written(2, size=1024))
+    node.wait_state("a/0", "ready")
+    assert node.shard("a/1")["pid"] == second["a/1"]
+    assert "held" not in node.conditions("a/1")
+    kept = node.shard("a/0")["pid"]
+    reload(written(1, size=1024))
+    node.until(lambda: [shard["name"] for shard in node.status()["shards"]] == ["a"], "one is left")
+    assert node.shard("a")["pid"] == kept and not is_alive(second["a/1"])
+    reload(written(2, size=1024))
+    node.wait_state("a/1", "ready")
+    assert node.shard("a/0")["pid"] == kept

@@ -195,6 +195,14 @@ class Ended:
     unkillable: str = ""
 
 
+def kind_of(record: ShardRecord) -> EngineKind:
+    """The kind of a recorded engine. One that only a newer llmgw knows is treated like any program."""
+    try:
+        return EngineKind(record.engine)
+    except ValueError:
+        return EngineKind.COMMAND
+
+
 class Engine:
     """A running engine, as its shard's task sees it."""
 
@@ -206,7 +214,7 @@ class Engine:
         self._tail = tail
         self._processes = processes
         self._record = record
-        self._profile = profile(spec.engine)
+        self._profile = profile(kind_of(record))
         self._began = trio.current_time()
         self._oom_before = oom_kills(host.own_cgroup)
         self._exit_code: int | None = None
@@ -225,7 +233,8 @@ class Engine:
 
     @property
     def kind(self) -> EngineKind:
-        return self._spec.engine
+        """What it is, also when the file says by now that the shard is to be another engine."""
+        return self._profile.kind
 
     @property
     def pid(self) -> int:
@@ -328,7 +337,7 @@ class Engine:
             holder = str(found) if found is not None else None
         return diagnose(
             ExitFacts(
-                engine=spec.engine,
+                engine=self.kind,
                 code=self._exit_code,
                 lines=lines,
                 name=spec.name,

@@ -494,8 +494,8 @@ class Life:
         self._engine = engine
         self._spec = spec
         """The keys that the engine was started with; limits are read from `shard.spec`, where a reload changes them."""
-        self._profile = profile(spec.engine)
-        self._reader = ProgressReader(spec.engine)
+        self._profile = profile(engine.kind)
+        self._reader = ProgressReader(engine.kind)
         self._launched = trio.current_time()
         self._progressed = self._launched
         self._ask_now = Cell(0)
@@ -785,7 +785,7 @@ class Life:
         text = await probes.ask_metrics(timeout)
         if text is None:
             return stall
-        activity = read_activity(self._spec.engine, text)
+        activity = read_activity(self._profile.kind, text)
         self._shard.report(ActivitySeen(activity))
         return stall.seen(activity, trio.current_time())
 
@@ -864,7 +864,7 @@ class Life:
                     # It has no counters to ask: nothing is known to run, and waiting would prove nothing.
                     return
                 else:
-                    activity = read_activity(self._spec.engine, health.body)
+                    activity = read_activity(self._profile.kind, health.body)
                     left = (activity.running or 0) + (activity.waiting or 0)
                     if left == 0:
                         return

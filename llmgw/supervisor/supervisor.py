@@ -16,10 +16,10 @@ from attrs import evolve, frozen
 from llmgw.board import Cell
 from llmgw.config.diff import Action, ConfigDiff, diff
 from llmgw.config.model import Config
-from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
+from llmgw.domain.shard import ShardId, ShardSpec
 from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
 from llmgw.supervisor.follow import FollowedTail
-from llmgw.supervisor.launch import Engine, Host, Takeover
+from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
 from llmgw.supervisor.leftovers import clear_traces
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.records import ShardRecord, WishStore
@@ -155,20 +155,30 @@ class Supervisor:
         """One instance after another, the next when the last is ready; a failure holds the rest."""
         with scope:
             for position, id_ in enumerate(ids):
-                wanted = self._members[id_].orders.value.spec.config_hash
                 # An operator's wish holds: what is drained is replaced and drained again, what is to stop only stops.
                 self._board.ask_again(id_, by)
-                snapshot = await self._board.wait_shards(partial(_settled, id_=id_, config_hash=wanted))
+                await self._wait_replaced(id_, ids[position + 1 :])
                 if scope.cancel_called:
                     # It may have been woken in the very step in which a newer configuration took over.
                     return
-                instance = snapshot.shards.get(id_)
-                if instance is None or instance.status.state is not ShardState.FAILED:
-                    continue
-                for held in ids[position + 1 :]:
-                    orders = self._members[held].orders
-                    orders.set(evolve(orders.value, held=f"{instance.status.name} failed with the new configuration"))
+
+    async def _wait_replaced(self, id_: ShardId, rest: Sequence[ShardId]) -> None:
+        """Until this one is ready with the new keys, or gone. While it is failed the rest is held, not given up."""
+        wanted = self._members[id_].orders.value.spec.config_hash
+        while True:
+            snapshot = await self._board.wait_shards(partial(_settled, id_=id_, config_hash=wanted))
+            instance = snapshot.shards.get(id_)
+            if instance is None or instance.status.state is not ShardState.FAILED:
+                self._hold(rest, "")
                 return
+            self._hold(rest, f"{instance.status.name} failed with the new configuration")
+            await self._board.wait_shards(partial(_is_no_longer_failed, id_=id_))
+
+    def _hold(self, ids: Sequence[ShardId], why: str) -> None:
+        for id_ in ids:
+            member = self._members.get(id_)
+            if member is not None and member.orders.value.held != why:
+                member.orders.set(evolve(member.orders.value, held=why))
 
     # -- shards come and go ------------------------------------------------------------------------------
 
@@ -335,14 +345,17 @@ def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
     return status.config_hash == config_hash and status.state in (loaded, ShardState.STOPPED)
 
 
+def _is_no_longer_failed(snapshot: Snapshot, id_: ShardId) -> bool:
+    instance = snapshot.shards.get(id_)
+    return instance is None or instance.status.state is not ShardState.FAILED
+
+
 def _spec_of(record: ShardRecord) -> ShardSpec:
     """As much of a spec as stopping an engine needs that no file describes any more."""
-    # A kind of a newer llmgw is stopped as any program is.
-    known = record.engine in {kind.value for kind in EngineKind}
     return ShardSpec(
         name=record.id.name,
         model=record.model,
-        engine=EngineKind(record.engine) if known else EngineKind.COMMAND,
+        engine=kind_of(record),
         command=(),
         config_hash=record.config_hash,
         replicas=record.id.replica + 1,

@@ -382,3 +382,38 @@ def test_replicas_are_replaced_in_turn_held_after_a_failure_and_come_and_go(node
     reload(written(2, size=1024))
     node.wait_state("a/1", "ready")
     assert node.shard("a/0")["pid"] == kept
+
+
+def test_a_replacement_that_is_ready_at_a_later_attempt_releases_the_others(node: Node) -> None:
+    def written(knobs: str = "") -> str:
+        policy = 'restart_delay = "1s"\nrestart_delay_max = "1s"\nreplicas = 2'
+        return llamacpp("a", knobs=knobs, more=policy)
+
+    node.write(written())
+    node.start()
+    first = {name: node.wait_state(name, "ready")["pid"] for name in ("a/0", "a/1")}
+    attempts = node.folder / "attempts"
+    node.write(written(f"--fake-fail=d1 --fake-attempts-file={attempts} --fake-succeed-on-attempt=3"))
+    assert node.cli("reload").returncode == 0
+    node.until(lambda: "held" in node.conditions("a/1"), "the second one is held while the first one fails")
+    assert node.shard("a/1")["pid"] == first["a/1"]
+    node.until(lambda: node.shard("a/1")["generation"] > 1, "the second one is replaced after all")
+    node.wait_state("a/1", "ready")
+    assert "held" not in node.conditions("a/1")
+    assert node.state_of("a/0") == "ready"
+
+
+def test_an_engine_is_stopped_by_its_own_rules_when_the_file_names_another_by_now(node: Node) -> None:
+    node.write(vllm("a"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    workers = psutil.Process(pid).children(recursive=True)
+    node.until(lambda: node.records()[0]["ready_at"], "its record says that it was ready")
+    node.kill()
+    node.write(llamacpp("a"))
+    node.start()
+    node.until(lambda: node.shard("a")["pid"] not in (None, pid), "the other engine runs")
+    assert node.wait_state("a", "ready")["engine"] == "llamacpp"
+    assert not is_alive(pid) and not any(is_alive(worker.pid) for worker in workers)
+    steps = [event["text"] for event in node.events() if event["shard"] == "a"]
+    assert any("SIGTERM to the leader" in text for text in steps)

@@ -22,6 +22,11 @@ def test_variables_of_a_job_a_service_or_another_engine_do_not_reach_the_engine(
     assert env["PYTHONPATH"] == "/opt/patches"
 
 
+@pytest.mark.parametrize("kind", ["STATE", "RUNTIME", "CACHE", "LOGS", "CONFIGURATION"])
+def test_none_of_the_directories_that_systemd_gives_llmgw_is_an_engines(kind: str) -> None:
+    assert f"{kind}_DIRECTORY" not in env_of({f"{kind}_DIRECTORY": "/x"})
+
+
 @pytest.mark.parametrize("entry", DROPPED_VARIABLES)
 def test_each_entry_of_the_list_drops_what_it_names(entry: str) -> None:
     assert is_dropped(entry.replace("*", "ANYTHING"))

@@ -98,6 +98,8 @@ class Api:
         self._finished: dict[str, State] = {}
         self._count = 0
         self._names: dict[int, str] = {}
+        # Of its own: lookups that hang must not take the threads that everything else needs.
+        self._lookups = trio.CapacityLimiter(1)
 
     async def handle(self, request: Request) -> Reply | Stream:
         """Answer one request. Errors for people become their JSON; anything else is the server's to catch."""
@@ -288,8 +290,11 @@ class Api:
         if peer.uid not in self._names:
             name = ""
             with trio.move_on_after(NAME_LOOKUP):
-                name = await trio.to_thread.run_sync(_login_name, peer.uid, abandon_on_cancel=True)
-            if len(self._names) < 1000:
+                name = await trio.to_thread.run_sync(
+                    _login_name, peer.uid, abandon_on_cancel=True, limiter=self._lookups
+                )
+            # No name may be a name service that is out of order for now: the next time it is asked again.
+            if name and len(self._names) < 1000:
                 self._names[peer.uid] = name
         known = self._names.get(peer.uid)
         return f"uid {peer.uid} ({known})" if known else f"uid {peer.uid}"

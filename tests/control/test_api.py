@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,6 +62,30 @@ async def test_a_wish_holds_the_name_of_who_wished_it(daemon: Daemon) -> None:
     assert intent.by.startswith(f"uid {os.getuid()}")
     _, lines = daemon.board.history(0)
     assert [line.text for line in lines] == [f"stop by {intent.by}"]
+
+
+async def test_a_name_that_could_not_be_looked_up_is_asked_for_again(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang(uid: int) -> None:
+        released.wait(60)
+        raise KeyError(uid)
+
+    monkeypatch.setattr("llmgw.control.api.NAME_LOOKUP", 0.05)
+    with monkeypatch.context() as away:
+        away.setattr("llmgw.control.api.pwd.getpwuid", hang)
+        try:
+            await daemon.ask("POST", "/v1/reload")
+            await daemon.ask("POST", "/v1/reload")
+        finally:
+            released.set()
+    monkeypatch.setattr("llmgw.control.api.NAME_LOOKUP", 60.0)
+    await daemon.ask("POST", "/v1/reload")
+    name = pwd.getpwuid(os.getuid()).pw_name
+    uid = f"uid {os.getuid()}"
+    assert [by for by, _ in daemon.reloads] == [uid, uid, f"{uid} ({name})"]
 
 
 async def test_the_same_wish_made_twice_is_one_operation(daemon: Daemon) -> None:

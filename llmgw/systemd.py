@@ -91,16 +91,6 @@ def listen_fds(env: Mapping[str, str]) -> dict[str, int]:
     return passed
 
 
-def logs_to_journal(env: Mapping[str, str], fd: int) -> bool:
-    """Is this descriptor (of stderr) connected to the journal? Then a line need not be sent there twice."""
-    device, _, inode = env.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        stat = os.fstat(fd)
-    except OSError:
-        return False
-    return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
-
-
 # -- notifications -------------------------------------------------------------------------------------------
 
 

@@ -169,14 +169,6 @@ def test_descriptors_of_another_process_are_not_ours() -> None:
     assert systemd.listen_fds({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}) == {}
 
 
-def test_a_stderr_that_is_the_journal_is_recognised(tmp_path: Path) -> None:
-    with (tmp_path / "stderr").open("w") as stream:
-        stat = os.fstat(stream.fileno())
-        assert systemd.logs_to_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}, stream.fileno())
-        assert not systemd.logs_to_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"}, stream.fileno())
-        assert not systemd.logs_to_journal({}, stream.fileno())
-
-
 # -- journal
 
 

@@ -49,10 +49,6 @@ class ConfigDiff:
     actions: tuple[Action, ...] = ()
     needs_restart: tuple[str, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        return not self.needs_restart and all(action.kind == "keep" for action in self.actions)
-
     def of_kind(self, kind: Kind) -> tuple[Action, ...]:
         return tuple(action for action in self.actions if action.kind == kind)
 

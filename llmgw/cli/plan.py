@@ -31,8 +31,6 @@ CHANGES = NOT_READY
 """The exit code of `--exit-code` when there are changes."""
 
 
-SECRET_WORDS = frozenset({"TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASS", "CREDENTIALS", "AUTH"})
-"""Parts of variables' names by which people keep secrets in their shells."""
 ENVIRONMENT_COLUMN = 60
 """Characters for NAME=value before the origin."""
 
@@ -204,18 +202,6 @@ def endpoint_of(
     return TcpEndpoint(spec.host, first), f"port {first} stands for the first free one of {first}-{last}"
 
 
-def shown_env(command: Command) -> dict[str, str]:
-    """The environment without secrets: those of the file, and what is inherited under a name that says so."""
-    return {
-        name: "***" if is_secret_name(name) and command.origins.get(name) == "inherited" else value
-        for name, value in command.masked_env().items()
-    }
-
-
-def is_secret_name(name: str) -> bool:
-    return any(word in SECRET_WORDS for word in name.upper().split("_"))
-
-
 def as_json(name: str, command: Command) -> dict[str, Any]:
     return {
         "name": name,
@@ -223,7 +209,7 @@ def as_json(name: str, command: Command) -> dict[str, Any]:
         "cwd": command.cwd,
         "env": [
             {"name": variable, "value": value, "origin": command.origins.get(variable, "generated")}
-            for variable, value in shown_env(command).items()
+            for variable, value in command.masked_env().items()
         ],
     }
 
@@ -246,7 +232,7 @@ def command_lines(name: str, command: Command, notes: Sequence[str]) -> list[str
         for i, option in enumerate(options)
     ]
     lines += ["", "  environment, and where each variable comes from:"]
-    for variable, value in sorted(shown_env(command).items()):
+    for variable, value in sorted(command.masked_env().items()):
         text = f"{variable}={value if value == '***' else shlex.quote(value)}"
         # Columns for the short ones only: one long PATH must not push every origin out of sight.
         lines.append(f"  {text:<{ENVIRONMENT_COLUMN}}  {command.origins.get(variable, 'generated')}")

@@ -8,9 +8,9 @@ from typing import Any
 
 from attrs import field, frozen
 
-from llmgw.config.kinds import SOUNDS_SECRET
 from llmgw.config.positions import MAX_DEPTH, Positions, scan
 from llmgw.domain.problem import Path, Problem, Where
+from llmgw.domain.secret_names import line_sounds_secret
 
 MAX_FILE = 4 << 20
 """Bytes. A configuration is typed by people; more is a mistaken path."""
@@ -139,7 +139,7 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
     word = word_match[0] if word_match else ""
     if not word:
         return "a value is missing", 'write KEY = VALUE; an empty string is ""', begin
-    if SOUNDS_SECRET.search(line) or any(quote in line for quote in "\"'"):
+    if line_sounds_secret(line) or any(quote in line for quote in "\"'"):
         if word[0] in "\"'[{":
             return told, None, offset
         return "this is not a TOML value", "strings need quotes", begin

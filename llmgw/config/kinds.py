@@ -48,14 +48,6 @@ def refuse(code: str, message: str, hint: str | None = None, path: Path = ()) ->
     return Refused(Refusal(code, message, hint, path))
 
 
-SECRET_WORD = re.compile(r"(?:^|[_.-])(?:\w*token|secret|password|passwd|credentials?|\w*keys?)$", re.IGNORECASE)
-"""Names whose values are not shown where the schema does not know better, whoever forgot to write them as a secret."""
-
-
-SOUNDS_SECRET = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
-"""For lines of a text that cannot be parsed, where even a part of such a word is a reason to hide the rest."""
-
-
 class Kind(Protocol):
     """What a key accepts."""
 

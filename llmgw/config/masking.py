@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmgw.config.document import Document
-from llmgw.config.kinds import SECRET_WORD, SOUNDS_SECRET, Entries, Kind, Many, SecretKind
+from llmgw.config.kinds import Entries, Kind, Many, SecretKind
 from llmgw.config.schema import FILE, Record, Records, Table
 from llmgw.domain.problem import Path
+from llmgw.domain.secret_names import line_sounds_secret, sounds_secret
 
 REFERENCES = ("env", "file", "credential", "sha256")
 """Words of a secret table whose values are not the secret itself."""
@@ -40,7 +41,7 @@ def _masked_blindly(text: str) -> str:
 
 
 def _masked_line(line: str) -> str:
-    if SOUNDS_SECRET.search(line):
+    if line_sounds_secret(line):
         key, equals, rest = line.partition("=")
         line = key + equals + re.sub(r"\S", "*", rest)
     if not any(quote in line for quote in "\"'"):
@@ -92,7 +93,7 @@ def _named(value: Any, path: Path) -> Iterator[Path]:
     if not isinstance(value, Mapping):
         return
     for name, inner in value.items():
-        if SECRET_WORD.search(name) or isinstance(inner, Mapping):
+        if sounds_secret(name) or isinstance(inner, Mapping):
             yield from _inside(inner, (*path, name))
 
 
@@ -102,7 +103,7 @@ def _words(words: list[Any], path: Path) -> Iterator[Path]:
         if follows:
             yield (*path, index)
         name, equals, _ = word.partition("=") if isinstance(word, str) else ("", "", "")
-        is_secret = name.startswith("-") and SECRET_WORD.search(name) is not None
+        is_secret = name.startswith("-") and sounds_secret(name)
         follows = is_secret and not equals
         if is_secret and equals:
             yield (*path, index)

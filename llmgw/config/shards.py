@@ -11,10 +11,11 @@ from typing import Any
 from attrs import define, field, frozen
 
 from llmgw.config.arithmetic import Sizes, Uneven, lay_out
-from llmgw.config.kinds import SECRET_WORD, closest
+from llmgw.config.kinds import closest
 from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import SHARD
 from llmgw.config.written import Setting, Written, require
+from llmgw.domain.secret_names import sounds_secret
 from llmgw.domain.shard import UNSET, EngineKind, Limits, ParallelLayout, RestartPolicy, Secret, ShardSpec
 from llmgw.engines.adapter import owning_key, profile
 from llmgw.engines.options import normal_name
@@ -524,7 +525,7 @@ def _own_or(shard: Shard, name: str, default: float | None) -> Any:
 
 def _guarded(name: str, value: Any) -> Any:
     """A plain text under a secret's name is masked like one."""
-    return Secret(value, "inline") if isinstance(value, str) and value and SECRET_WORD.search(name) else value
+    return Secret(value, "inline") if isinstance(value, str) and value and sounds_secret(name) else value
 
 
 def config_hash(merged: Written) -> str:

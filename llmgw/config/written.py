@@ -9,12 +9,13 @@ from attrs import define, field, frozen
 
 from llmgw.config.document import Document
 from llmgw.config.expand import absolute, expand_variables, is_path, own_variables
-from llmgw.config.kinds import SECRET_WORD, Entries, Many, Refusal, SecretForm, SecretKind
+from llmgw.config.kinds import Entries, Many, Refusal, SecretForm, SecretKind
 from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import ABSENT, FILE, SHARD, Key, Record, Records, Table
 from llmgw.config.secret_values import resolve_secret
 from llmgw.config.structure import structure, unknown_table_in_shard
 from llmgw.domain.problem import Path
+from llmgw.domain.secret_names import sounds_secret
 from llmgw.engines.options import normal_name
 
 
@@ -65,7 +66,7 @@ def read_written(reading: Reading, doc: Document) -> Written:
         refusal = unknown_table_in_shard(fault, inner).refusal
         message, hint = refusal.message, refusal.hint
         names = [step for step in refusal.path if isinstance(step, str)]
-        if refusal.code == "wrong-type" and SECRET_WORD.search(names[-1]):
+        if refusal.code == "wrong-type" and sounds_secret(names[-1]):
             expected, _, got = message.partition(", got ")  # the value may be the secret: "an integer" is enough
             message, hint = f"{expected}, got {' '.join(got.split()[:2])}", None
         reading.report(Place(doc, refusal.path), refusal.code, message, hint, at_key=refusal.at_key)

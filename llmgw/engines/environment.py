@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
+from llmgw.domain.secret_names import sounds_secret
 from llmgw.domain.shard import EnvOrigin, LaunchPlan, Secret, Unset
 
 DROPPED_VARIABLES: Mapping[str, str] = {
@@ -44,7 +45,6 @@ variable that some table names as a secret is dropped. A shard that needs one of
 _EXACT = frozenset(name for name in DROPPED_VARIABLES if not name.endswith("*"))
 _PREFIXES = tuple(name[:-1] for name in DROPPED_VARIABLES if name.endswith("*"))
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL|(?:^|_)KEY$", re.I)
 _SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 """A URL with a password in it, as proxy variables may hold."""
 
@@ -59,7 +59,7 @@ def is_dropped(name: str) -> bool:
 
 def looks_secret(name: str, value: str) -> bool:
     """Whether a variable is masked wherever it is shown although nobody declared it a secret."""
-    return bool(value) and (_SECRET_NAME.search(name) is not None or _SECRET_VALUE.search(value) is not None)
+    return bool(value) and (sounds_secret(name) or _SECRET_VALUE.search(value) is not None)
 
 
 @frozen

@@ -129,9 +129,10 @@ def show_commands(args: argparse.Namespace, status: dict[str, Any] | None) -> in
             known = ", ".join(spec.name for spec in config.shards)
             raise CommandError(NO_SUCH_SHARD, f"cannot find {name!r}: no such shard in {path}", f"there are: {known}")
         wanted += found
+    chosen = chosen_ports(config, status)
     shown = []
     for id_, spec in wanted:
-        shown.append((id_.shown(spec.replicas), *command_of(config, id_, spec, status)))
+        shown.append((id_.shown(spec.replicas), *command_of(config, id_, spec, chosen, offline=args.offline)))
     if args.json:
         import json
 
@@ -145,12 +146,10 @@ def show_commands(args: argparse.Namespace, status: dict[str, Any] | None) -> in
 
 
 def command_of(
-    config: Config, id_: ShardId, spec: ShardSpec, status: dict[str, Any] | None
+    config: Config, id_: ShardId, spec: ShardSpec, chosen: dict[ShardId, int], *, offline: bool
 ) -> tuple[Command, list[str]]:
     """The command that a launch would run now, and what is not settled before one."""
-    import shutil
-
-    from llmgw.discovery.installed import engine_version
+    from llmgw.discovery.installed import engine_version, find_program
     from llmgw.domain.problem import Problem
     from llmgw.engines.adapter import build_command, profile
     from llmgw.placement.assign import Devices, pinned_devices
@@ -161,10 +160,10 @@ def command_of(
     if isinstance(devices, Problem):
         notes.append(devices.message)
         devices = Devices()
-    endpoint, note = endpoint_of(config, id_, spec, status)
+    endpoint, note = endpoint_of(config, id_, spec, chosen, offline=offline)
     notes += [note] if note else []
     distribution = profile(spec.engine).distribution
-    program = shutil.which(spec.command[0])
+    program = find_program(spec, os.environ)
     plan = make_plan(
         config,
         id_,
@@ -183,23 +182,41 @@ def command_of(
 
 
 def endpoint_of(
-    config: Config, id_: ShardId, spec: ShardSpec, status: dict[str, Any] | None
+    config: Config, id_: ShardId, spec: ShardSpec, chosen: dict[ShardId, int], *, offline: bool
 ) -> tuple[Endpoint, str | None]:
-    """Where it would listen: as written, as it does now, or a guess that is called one."""
-    from llmgw.domain.shard import TcpEndpoint, UnixEndpoint
+    """Where a launch would listen now, and what may come out differently. Enters a chosen port into `chosen`."""
+    from llmgw.domain.shard import TcpEndpoint
+    from llmgw.placement.endpoints import choose_endpoint
+    from llmgw.supervisor.listeners import port_free
 
-    if isinstance(spec.port, int):
-        return TcpEndpoint(spec.host, spec.port + id_.replica), None
-    for shard in (status or {}).get("shards", ()):
-        if (shard["shard"], shard["replica"]) != (id_.name, id_.replica) or not shard["endpoint"]:
-            continue
-        port = shard["endpoint"].rpartition(":")[2].rstrip("/")
-        if spec.port == "auto" and port.isdecimal():
-            return TcpEndpoint(spec.host, int(port)), None
-    if spec.port == "unix":
-        return UnixEndpoint(f"{config.supervisor.runtime_dir}/{id_.name}.{id_.replica}.sock"), None
+    own = chosen.get(id_)
+
+    def is_free(address: str, port: int) -> bool:
+        # Its own engine would be gone by then.
+        return offline or port == own or port_free(address, port) is None
+
+    endpoint = choose_endpoint(config, id_, spec, chosen, is_free)
     first, last = config.node.engine_ports
-    return TcpEndpoint(spec.host, first), f"port {first} stands for the first free one of {first}-{last}"
+    if endpoint is None:
+        return TcpEndpoint(spec.host, first), f"port {first} stands for one of {first}-{last}, of which none is free"
+    if spec.port == "auto" and isinstance(endpoint, TcpEndpoint):
+        chosen[id_] = endpoint.port
+        if endpoint.port != own:
+            return endpoint, f"port {endpoint.port} stands for the first free one of {first}-{last}"
+    return endpoint, None
+
+
+def chosen_ports(config: Config, status: dict[str, Any] | None) -> dict[ShardId, int]:
+    """The ports that the running llmgw chose."""
+    from llmgw.domain.shard import ShardId
+
+    auto = {spec.name for spec in config.shards if spec.port == "auto"}
+    chosen = {}
+    for shard in (status or {}).get("shards", ()):
+        port = (shard["endpoint"] or "").rpartition(":")[2].rstrip("/")
+        if shard["shard"] in auto and port.isdecimal():
+            chosen[ShardId(shard["shard"], shard["replica"])] = int(port)
+    return chosen
 
 
 def as_json(name: str, command: Command) -> dict[str, Any]:

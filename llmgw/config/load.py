@@ -8,7 +8,6 @@ import grp
 import json
 import os
 import resource
-import shutil
 import socket
 import stat
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from attrs import evolve
 from llmgw.config.document import MAX_FILE, SourceFile, read_document
 from llmgw.config.parse import Include, Parsed, includes_of, parse
 from llmgw.config.reading import SECRET_MAX
-from llmgw.discovery.installed import engine_version
+from llmgw.discovery.installed import engine_version, find_program
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.host import HostFacts, PathFact, PortHolder
 from llmgw.domain.problem import Problem, Where
@@ -180,7 +179,7 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
     versions = dict(facts.engine_versions)
     for spec in specs:
         if spec.command and spec.command[0] not in programs:
-            programs[spec.command[0]] = shutil.which(spec.command[0], path=_search_path(spec, facts.env))
+            programs[spec.command[0]] = find_program(spec, facts.env)
         program, distribution = (
             programs.get(spec.command[0]) if spec.command else None,
             profile(spec.engine).distribution,
@@ -195,11 +194,6 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
             if config is not None:
                 models[spec.weights] = config
     return evolve(facts, programs=programs, paths=paths, model_configs=models, engine_versions=versions)
-
-
-def _search_path(spec: ShardSpec, env: Mapping[str, str]) -> str | None:
-    written = spec.env.get("PATH")
-    return written if isinstance(written, str) else env.get("PATH")
 
 
 def path_fact(path: str) -> PathFact:

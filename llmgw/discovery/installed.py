@@ -1,4 +1,5 @@
-"""Which version of an engine is installed, from the metadata beside its executable. Shell: reads files.
+"""Which program a shard starts and which version of an engine is installed, from the metadata beside its executable.
+Shell: reads files.
 
 Nothing is executed: `vllm --version` takes seconds of imports. An engine lives in a venv of its own as a rule, so
 this process' own packages say nothing.
@@ -6,9 +7,13 @@ this process' own packages say nothing.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from llmgw.domain.shard import Secret, ShardSpec, Unset
 
 METADATA_LOOKED_AT = 64 << 10
 """Bytes. The version stands in the first lines; vLLM's file has some 20 kB."""
@@ -18,6 +23,15 @@ SHEBANG_LOOKED_AT = 512
 
 _SITE_FOLDERS = ("lib/python3*/site-packages", "lib64/python3*/site-packages", "lib/python3*/dist-packages")
 _VERSION = re.compile(rb"^Version:[ \t]*(\S{1,100})[ \t\r]*$", re.M)
+
+
+def find_program(spec: ShardSpec, inherited: Mapping[str, str]) -> str | None:
+    """Where the program of a shard's command is, on the PATH that the engine gets: its own, else the inherited one."""
+    path = spec.env.get("PATH", inherited.get("PATH"))
+    if isinstance(path, Secret):
+        path = path.reveal()
+    # Without the variable it is looked for in the system's folders.
+    return shutil.which(spec.command[0], path=os.defpath if path is None or isinstance(path, Unset) else path)
 
 
 def engine_version(executable: str, distribution: str) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,20 @@ def test_where_the_file_says_auto_the_plan_shows_the_port_that_is_in_use(tmp_pat
     with ControlServer(tmp_path / "s", lambda *_: (200, a_status(running))) as server:
         done = llmgw("-s", server.path, "plan", "tiny", "-c", good, env=alone(tmp_path))
     assert "http.server 8177" in done.stdout
+
+
+def test_replicas_are_planned_on_ports_of_their_own_past_one_that_is_taken(tmp_path: Path, good: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if port > 65000:
+            pytest.skip("the port is too near the end")
+        text = Path(good).read_text().replace("port = 18931", 'port = "auto"\nreplicas = 2')
+        Path(good).write_text(f'[node]\nengine_ports = "{port}-{port + 30}"\n{text}')
+        offline = llmgw("plan", "tiny", "-c", good, "--offline", env=alone(tmp_path)).stdout
+        online = llmgw("plan", "tiny", "-c", good, env=alone(tmp_path)).stdout
+    assert f"http.server {port}" in offline and f"http.server {port + 1}" in offline
+    first, second = re.findall(r"http\.server ([0-9]+)", online)
+    assert str(port) not in (first, second) and first != second
 
 
 def test_inherited_secrets_are_known_by_their_names(tmp_path: Path, good: str) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from llmgw.discovery.installed import engine_version
+from llmgw.discovery.installed import engine_version, find_program
+from llmgw.domain.shard import UNSET, EngineKind, Secret, ShardSpec, Unset
 
 
 def make_venv(root: Path, *installed: tuple[str, str], program: str = "vllm", first_line: str | None = None) -> Path:
@@ -60,3 +61,19 @@ def test_a_circle_of_links_is_unknown_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert engine_version(str(tmp_path / "a"), "vllm") is None
+
+
+def test_a_program_is_looked_for_on_the_path_that_its_shard_gets(tmp_path: Path) -> None:
+    for folder in ("own", "inherited"):
+        program = tmp_path / folder / "engine-of-a-test"
+        program.parent.mkdir()
+        program.touch(0o755)
+    inherited, own = {"PATH": str(tmp_path / "inherited")}, str(tmp_path / "own")
+
+    def found(**env: str | Secret | Unset) -> str | None:
+        spec = ShardSpec("a", "m", EngineKind.COMMAND, ("engine-of-a-test",), "h", env=env)
+        return find_program(spec, inherited)
+
+    assert found() == str(tmp_path / "inherited/engine-of-a-test")
+    assert found(PATH=own) == found(PATH=Secret(own)) == str(tmp_path / "own/engine-of-a-test")
+    assert found(PATH=UNSET) is None

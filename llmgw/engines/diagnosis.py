@@ -45,6 +45,8 @@ _FOLLOWING_ERROR = re.compile(r"\b\w*(?:Error|Exception)\b: ?\S|\b\w+Error$")
 _ENGINE_DIED = re.compile(r"died unexpectedly|EngineCore encountered")
 _FATAL_BLOCK = re.compile(r"Fatal Python error|terminate called after throwing|Segmentation fault")
 _LOAD_FAILED = re.compile(r"failed to load model|failed to open GGUF|error loading model")
+_WRONG_FILE = re.compile(r"invalid magic|bad magic|unknown model architecture|model is corrupted or incomplete")
+"""What llama.cpp says of a file that it could read and that another attempt will not change (read in its source)."""
 
 _CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
 
@@ -221,8 +223,10 @@ def _by_exit(facts: ExitFacts, lines: Sequence[_Line]) -> Reason:
         return end("oom", telling[-1:])
     if facts.engine is EngineKind.LLAMACPP:
         load = [line for line in lines if not line.quiet and _LOAD_FAILED.search(line.text)]
+        proof = [line for line in lines if not line.quiet and _WRONG_FILE.search(line.text)] if load else []
         if load:
-            return end("no-model", load)
+            # Anything else may be a network disk that is away for a while: another attempt can succeed.
+            return end("no-model", proof) if proof else end("model-not-read", load)
     if is_server and any(text in line.text for line in lines for text in SIGQUIT_LINES):
         return end("child-failed", errors[-1:])
     if code == -signal.SIGKILL:

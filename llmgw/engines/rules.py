@@ -395,10 +395,16 @@ ENDINGS: Mapping[str, Ending] = {
         ),
         Ending(
             "no-model",
-            "llama-server says that it failed to load the model",
-            "the model cannot be loaded: the file is missing, incomplete or no GGUF file",
+            "llama-server says that it failed to load the model, and that the file is to blame",
+            "the model cannot be loaded: the file is incomplete, no GGUF file, or of a model that it does not know",
             "check weights of {shard}",
             retry=False,
+        ),
+        Ending(
+            "model-not-read",
+            "llama-server says that it failed to load the model, but nothing that proves a wrong file",
+            "the model cannot be loaded: its disk may be away, or the file is missing or damaged",
+            "check weights of {shard} and the disk that they lie on",
         ),
         Ending(
             "child-failed",

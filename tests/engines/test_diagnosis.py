@@ -297,10 +297,37 @@ def test_a_crash_in_native_code_shows_the_block_of_the_fault_handler() -> None:
     assert reason.evidence == ("Fatal Python error: Segmentation fault", "Thread 0x1:", 'File "a.py", line 1')
 
 
-def test_llama_server_that_cannot_read_its_file_is_not_tried_again() -> None:
-    reason = diagnose(facts(L, ["0.00.100.1 E srv  load_model: failed to load model, '/models/none.gguf'"]))
+LLAMA_FAILED = "0.00.100.1 E srv  load_model: failed to load model, '/models/none.gguf'"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "0.00.100.0 E gguf_init_from_file_impl: invalid magic characters: '<!DO', expected 'GGUF'",
+        "0.00.100.0 E llama_model_load: error loading model: unknown model architecture: 'none'",
+        "0.00.100.0 E llama_model_load: error loading model: tensor 'output.weight' data is not within the file "
+        "bounds, model is corrupted or incomplete",
+    ],
+)
+def test_llama_server_with_a_wrong_file_is_not_tried_again(line: str) -> None:
+    reason = diagnose(facts(L, [line, LLAMA_FAILED]))
     assert (reason.code, reason.retry) == ("no-model", False)
     assert 'weights of [[shard]] "chat"' in (reason.remedy or "")
+    assert reason.evidence[0] in line
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["0.00.100.0 E gguf_init_from_file: failed to open GGUF file '/models/a.gguf' (Stale file handle)"],
+        ["0.00.100.0 E llama_model_load: error loading model: read error: Input/output error"],
+    ],
+)
+def test_llama_server_that_cannot_read_its_file_is_tried_again(lines: list[str]) -> None:
+    reason = diagnose(facts(L, [*lines, LLAMA_FAILED]))
+    assert (reason.code, reason.retry) == ("model-not-read", True)
+    assert "disk" in (reason.remedy or "")
 
 
 def test_a_commands_last_line_is_its_reason_and_engine_rules_do_not_apply() -> None:

@@ -7,12 +7,13 @@ import sys
 from llmgw.cli.errors import DONE, FAILED
 from llmgw.cli.table import plain_lines
 from llmgw.cli.words import counted
+from llmgw.discovery.pci import has_nvidia_card
 from llmgw.domain.display import neutralise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from llmgw.domain.hardware import Inventory
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 USAGE = "llmgw inventory [--nvidia-smi PATH] [--json]"
 DETAILS = """\
 The output of --json is what check --inventory takes. Unknown values are shown as -, never as 0.
-Exit code: 0 also when a GPU is missing or there is none, 1 when nvidia-smi fails.
+Exit code: 0 also when a GPU is missing, and on a host without an NVIDIA card; else 1 when nvidia-smi fails.
 """
 COLUMNS = ("GPU", "CLASS", "CC", "MEMORY", "FREE", "HELD BY", "NAME")
 NOTHING_THERE = ("command_missing", "driver_not_loaded")
-"""What a host without an NVIDIA card says."""
+"""What a host without an NVIDIA card says, but also one with a card whose driver is not there."""
 PATIENCE = 30.0
 """Seconds for nvidia-smi: a cold driver without persistence mode takes more than ten."""
 
@@ -42,9 +43,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
     else:
         sys.stdout.write("\n".join(lines(answer)) + "\n")
-    gpu = answer["gpu"]
-    missing = gpu["error_kind"] in ("command_missing", "driver_not_loaded")
-    return FAILED if gpu["status"] == "error" and (args.nvidia_smi or not missing) else DONE
+    return FAILED if answer["gpu"]["status"] == "error" and (args.nvidia_smi or not is_without_card(answer)) else DONE
+
+
+def is_without_card(answer: dict[str, Any], has_card: Callable[[], bool] = has_nvidia_card) -> bool:
+    """Whether nvidia-smi has nothing to show because there is no card."""
+    return answer["gpu"]["error_kind"] in NOTHING_THERE and not has_card()
 
 
 def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -87,19 +91,20 @@ async def look_at_gpus(nvidia_smi: str | None = None) -> Inventory:
     return await survey(tool, nvidia_smi=nvidia_smi or shutil.which("nvidia-smi"), timeout=PATIENCE, now=time.time)
 
 
-def lines(answer: dict[str, Any]) -> list[str]:
+def lines(answer: dict[str, Any], has_card: Callable[[], bool] = has_nvidia_card) -> list[str]:
     """The table of GPUs; whoever holds memory is named by pid."""
     found = answer["gpu"]
     gpus = found["gpus"]
     head = [f"node {answer['node']}"]
     if found["driver_version"]:
         head.append(f"driver {found['driver_version']}")
-    if gpus or found["status"] != "error" or found["error_kind"] in NOTHING_THERE:
+    without_card = is_without_card(answer, has_card)
+    if gpus or found["status"] != "error" or without_card:
         # Where nvidia-smi failed, nobody knows how many there are.
         head.append(counted(len(gpus), "GPU"))
     text = ["   ".join(head)]
     if found["status"] != "ok":
-        word = "no GPU" if found["error_kind"] in NOTHING_THERE else found["status"]
+        word = "no GPU" if without_card else found["status"]
         text.append(f"{word}: {found['detail'] or found['error_kind']}")
     text += [f"GPU {lost['index']} at {lost['bus_id']} is lost" for lost in found["lost"]]
     if gpus:

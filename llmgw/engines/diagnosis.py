@@ -45,7 +45,7 @@ _FOLLOWING_ERROR = re.compile(r"\b\w*(?:Error|Exception)\b: ?\S|\b\w+Error$")
 _ENGINE_DIED = re.compile(r"died unexpectedly|EngineCore encountered")
 _FATAL_BLOCK = re.compile(r"Fatal Python error|terminate called after throwing|Segmentation fault")
 _LOAD_FAILED = re.compile(r"failed to load model|failed to open GGUF|error loading model")
-_WRONG_FILE = re.compile(r"invalid magic|bad magic|unknown model architecture|model is corrupted or incomplete")
+_WRONG_FILE = re.compile(r"invalid magic|unknown model architecture|model is corrupted or incomplete")
 """What llama.cpp says of a file that it could read and that another attempt will not change (read in its source)."""
 
 _CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})

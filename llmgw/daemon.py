@@ -51,7 +51,7 @@ from llmgw.supervisor.locks import Locks
 from llmgw.supervisor.processes import Children
 from llmgw.supervisor.records import LoadTimes, RecordStore, WishStore
 from llmgw.supervisor.supervisor import Supervisor
-from llmgw.supervisor.tools import ToolResult, run_tool
+from llmgw.supervisor.tools import SoleTool, ToolResult, run_tool
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +215,7 @@ class Daemon:
         self._children = Children()
         self._inventory: Inventory | None = None
         self._surveying = trio.Lock()
+        self._nvidia_smi = SoleTool(self._children)
         self._notifier = systemd.Notifier(os.environ)
         self._unit = systemd.own_unit(_own_cgroup_text())
         self._had_terminal = sys.stdin is not None and sys.stdin.isatty()
@@ -338,7 +339,7 @@ class Daemon:
         """The GPUs as they are now; one survey at a time, and nothing is started behind one that is stuck."""
         async with self._surveying:
             self._inventory = await survey(
-                partial(run_tool, self._children),
+                self._nvidia_smi.run,
                 nvidia_smi=shutil.which("nvidia-smi"),
                 timeout=self.in_force.node.discovery_timeout,
                 now=time.time,

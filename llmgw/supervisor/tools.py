@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 from attrs import frozen
 
 from llmgw.supervisor.children import Children
-from llmgw.supervisor.pidfd import wait_exited
+from llmgw.supervisor.pidfd import has_exited, wait_exited
 
 DRAIN = 0.5
 """Seconds for output that is in the pipe when the tool has ended."""
@@ -41,8 +41,12 @@ async def run_tool(
     timeout: float,
     max_output: int = 1 << 20,
     env: Mapping[str, str] | None = None,
+    on_survivor: Callable[[int], None] | None = None,
 ) -> ToolResult:
-    """Run `argv` for at most `timeout` seconds and keep `max_output` bytes of each stream; never raises for it."""
+    """Run `argv` for at most `timeout` seconds and keep `max_output` bytes of each stream; never raises for it.
+
+    `on_survivor` gets the pidfd, to keep and close, of a tool that was killed and is not dead yet.
+    """
     out_read, out_write = os.pipe2(os.O_CLOEXEC)
     err_read, err_write = os.pipe2(os.O_CLOEXEC)
     try:
@@ -84,8 +88,37 @@ async def run_tool(
         _kill_group(pid)
         code = children.reap(pid, pidfd)
         children.forget(pid)
-        os.close(pidfd)
+        if on_survivor is not None and code is None and not has_exited(pidfd):
+            on_survivor(pidfd)
+        else:
+            os.close(pidfd)
     return ToolResult(None if limit.cancelled_caught else code, bytes(stdout), bytes(stderr), limit.cancelled_caught)
+
+
+class SoleTool:
+    """Runs one tool for callers that take turns, and starts none beside an instance that could not be killed.
+
+    nvidia-smi hangs in the kernel when a card or its driver does (state D): each further one would hang there too.
+    """
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._survivor: int | None = None
+
+    async def run(self, argv: Sequence[str], *, timeout: float) -> ToolResult:
+        """As `run_tool`; while an earlier instance is not dead, the answer is a timeout."""
+        if self._survivor is not None:
+            # One that was killed when its caller was cancelled is about to die.
+            with trio.move_on_after(min(DIE, timeout)):
+                await wait_exited(self._survivor)
+            if not has_exited(self._survivor):
+                return ToolResult(None, b"", b"", timed_out=True)
+            os.close(self._survivor)
+            self._survivor = None
+        return await run_tool(self._children, argv, timeout=timeout, on_survivor=self._keep)
+
+    def _keep(self, pidfd: int) -> None:
+        self._survivor = pidfd
 
 
 async def _collect(stream: trio.lowlevel.FdStream, into: bytearray, limit: int) -> None:

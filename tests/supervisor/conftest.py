@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,48 @@ from llmgw.supervisor.processes import Children, EngineProcesses, spawn_engine
 from llmgw.supervisor.procfs import all_pids, environment_value
 
 T = TypeVar("T")
+
+
+FREEZER = "/sys/fs/cgroup/freezer"
+
+
+class Freezer:
+    """A version 1 freezer: what is frozen in it does not even die of SIGKILL, as if stuck in a driver."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def freeze(self, pid: int) -> None:
+        self._write("cgroup.procs", str(pid))
+        self._write("freezer.state", "FROZEN")
+
+    def thaw(self) -> None:
+        self._write("freezer.state", "THAWED")
+
+    def _write(self, name: str, text: str) -> None:
+        with open(f"{self.path}/{name}", "w") as file:
+            file.write(text)
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    path = f"{FREEZER}/llmgw-test-{os.getpid()}"
+    try:
+        os.mkdir(path)
+    except OSError:
+        pytest.skip("no cgroup v1 freezer may be made here")
+    if not os.path.exists(f"{path}/freezer.state"):
+        os.rmdir(path)
+        pytest.skip("no cgroup v1 freezer here")
+    frozen = Freezer(path)
+    yield frozen
+    frozen.thaw()
+    for _ in range(200):
+        try:
+            os.rmdir(path)
+            break
+        except OSError:
+            time.sleep(0.05)
 
 
 class Launcher:

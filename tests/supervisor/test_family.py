@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -312,47 +310,17 @@ time.sleep(600)
     assert engine.names() == ()
 
 
-FREEZER = "/sys/fs/cgroup/freezer"
-
-
-@pytest.fixture
-def freezer() -> Iterator[str]:
-    """A version 1 freezer: what is frozen in it does not even die of SIGKILL, as if stuck in a driver."""
-    path = f"{FREEZER}/llmgw-test-{os.getpid()}"
-    try:
-        os.mkdir(path)
-    except OSError:
-        pytest.skip("no cgroup v1 freezer may be made here")
-    if not os.path.exists(f"{path}/freezer.state"):
-        os.rmdir(path)
-        pytest.skip("no cgroup v1 freezer here")
-    yield path
-    write(f"{path}/freezer.state", "THAWED")
-    for _ in range(200):
-        try:
-            os.rmdir(path)
-            break
-        except OSError:
-            time.sleep(0.05)
-
-
-def write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
 async def test_what_cannot_be_killed_is_reported_and_a_later_stop_ends_it(
-    launcher: Any, freezer: str, monkeypatch: pytest.MonkeyPatch
+    launcher: Any, freezer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmgw.supervisor.family.KILL_WAIT", 1.0)
     engine = await launcher.start_until(launcher.command(SLEEPER), "up")
-    write(f"{freezer}/cgroup.procs", str(engine.leader.pid))
-    write(f"{freezer}/freezer.state", "FROZEN")
+    freezer.freeze(engine.leader.pid)
     outcome = await stop(engine, stop_timeout=0.2, last_words=0.1)
     assert outcome.kind == "unkillable"
     assert [member.pid for member in outcome.leftover] == [engine.leader.pid]
     assert engine.leader.pid in launcher.children
     assert engine.is_leader_alive()
-    write(f"{freezer}/freezer.state", "THAWED")
+    freezer.thaw()
     assert (await stop(engine, term_to=None)).kind in ("gone-kill", "gone-term")
     assert engine.leader.pid not in launcher.children

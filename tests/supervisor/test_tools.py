@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from llmgw.supervisor.procfs import read_stat
-from llmgw.supervisor.tools import run_tool
+from llmgw.supervisor.tools import SoleTool, run_tool
 
 
 async def test_output_and_exit_code_come_back(launcher: Any) -> None:
@@ -70,3 +70,28 @@ async def test_a_cancelled_tool_is_killed_and_leaks_nothing(launcher: Any) -> No
     await cancelled()
     assert len(os.listdir("/proc/self/fd")) == before
     await launcher.wait_until(lambda: not launcher.children.reap_strangers())
+
+
+async def test_nothing_is_started_beside_a_tool_that_cannot_be_killed(launcher: Any, freezer: Any) -> None:
+    tool = SoleTool(launcher.children)
+    starts = launcher.folder / "starts"
+    program = f"echo x >> {starts}; echo $$ > {freezer.path}/cgroup.procs; echo FROZEN > {freezer.path}/freezer.state"
+    with trio.fail_after(60):
+        first = await tool.run(["sh", "-c", program], timeout=2.0)
+        second = await tool.run(["sh", "-c", program], timeout=2.0)
+    assert (first.timed_out, second.timed_out, second.code) == (True, True, None)
+    assert starts.read_text() == "x\n"
+    freezer.thaw()
+    with trio.fail_after(60):
+        third = await tool.run(["sh", "-c", f"echo x >> {starts}"], timeout=30.0)
+    assert (third.timed_out, third.code) == (False, 0)
+    assert starts.read_text() == "x\nx\n"
+
+
+async def test_a_tool_whose_caller_was_cancelled_does_not_hold_up_the_next(launcher: Any) -> None:
+    tool = SoleTool(launcher.children)
+    with trio.move_on_after(0.2):
+        await tool.run(["sleep", "600"], timeout=600.0)
+    with trio.fail_after(60):
+        result = await tool.run(["sh", "-c", "exit 3"], timeout=30.0)
+    assert (result.code, result.timed_out) == (3, False)

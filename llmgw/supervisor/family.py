@@ -15,7 +15,7 @@ from llmgw.board import Cell
 from llmgw.supervisor.cgroup import Cgroup
 from llmgw.supervisor.children import Children, exit_code
 from llmgw.supervisor.members import Kinship, Member, find_members
-from llmgw.supervisor.pidfd import has_exited, open_verified, send, send_verified, wait_exited
+from llmgw.supervisor.pidfd import has_exited, open_verified, send, send_verified, wait_exited, wait_exited_alone
 from llmgw.supervisor.procfs import ProcessId, children_of, read_stat
 from llmgw.supervisor.table import ProcessTable, read_table
 
@@ -354,7 +354,7 @@ async def _wait_gone(member: Member) -> None:
         await trio.lowlevel.checkpoint()
         return
     try:
-        await trio.lowlevel.wait_readable(fd)
+        await wait_exited_alone(fd)
     finally:
         os.close(fd)
 

@@ -46,9 +46,22 @@ async def wait_exited(fd: int) -> None:
     """
     own = os.dup(fd)
     try:
-        await trio.lowlevel.wait_readable(own)
+        await wait_exited_alone(own)
     finally:
         os.close(own)
+
+
+async def wait_exited_alone(fd: int) -> None:
+    """`wait_exited` for a descriptor that nobody else waits for.
+
+    A wake-up proves nothing: trio takes no closed descriptor out of its epoll, and the kernel keeps the entry of a
+    duplicate while the original is open. When that process is reaped, its entry wakes whoever waits under the same
+    number by then, with another process in mind (measured with Linux 6.18).
+    """
+    while True:
+        await trio.lowlevel.wait_readable(fd)
+        if has_exited(fd):
+            return
 
 
 def send(fd: int, number: signal.Signals) -> str | None:

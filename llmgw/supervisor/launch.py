@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 
 from llmgw.board import Board, Cell, Leaving
 from llmgw.config.model import Config, SupervisorConfig
-from llmgw.discovery.installed import engine_version
+from llmgw.discovery.installed import engine_version, find_program
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.problem import ConfigError, Problem, Reason, errors_of
 from llmgw.domain.shard import Endpoint, EngineKind, LaunchPlan, Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
@@ -27,6 +27,7 @@ from llmgw.domain.status import Wish
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
+from llmgw.placement.endpoints import choose_endpoint
 from llmgw.supervisor.follow import FollowedTail, LogFollower
 from llmgw.supervisor.gpu_release import GpuRelease, held_gpus, used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import ShmUsage, clear_traces, note_shm, shm_usage
@@ -82,15 +83,6 @@ def engine_stays(on_stop: OnStop, leaving: Leaving) -> bool:
     return on_stop == "leave" or (on_stop == "auto" and leaving.engines_stay)
 
 
-def choose_port(
-    previous: int | None, span: tuple[int, int], taken: frozenset[int], is_free: Callable[[int], bool]
-) -> int | None:
-    """A port for `port = "auto"`: the previous one while it is free, else the lowest free one; None when none is."""
-    candidates = [previous] if previous is not None and span[0] <= previous <= span[1] else []
-    candidates += [port for port in range(span[0], span[1] + 1) if port != previous]
-    return next((port for port in candidates if port not in taken and is_free(port)), None)
-
-
 @frozen
 class HeldMemory:
     """GPU memory that was not confirmed to be back after an engine's end. `before` in MiB, None is unknown."""
@@ -122,7 +114,7 @@ class Host:
     engines: dict[ShardId, Engine] = field(factory=dict)
     """Engines that run now; each is entered and taken out by its own launch."""
     ports: dict[ShardId, int] = field(factory=dict)
-    """Ports that llmgw chose, kept over restarts of a shard."""
+    """Ports that llmgw chose, kept over restarts of a shard; those of takeovers are entered before any shard starts."""
     held: dict[int, HeldMemory] = field(factory=dict)
     """By GPU index. Entered at an engine's end, taken out as soon as somebody sees that it is free."""
     generations: dict[ShardId, int] = field(factory=dict)
@@ -520,8 +512,6 @@ async def launch(
         engine = await _spawn(host, id_, spec, tail)
     else:
         host.generations[id_] = takeover.record.generation
-        if isinstance(takeover.record.endpoint, TcpEndpoint):
-            host.ports[id_] = takeover.record.endpoint.port
         engine = Engine(host, spec, tail, takeover.processes, takeover.record)
         await host.follower.read_back(host.log_path(id_), tail)
     host.engines[id_] = engine
@@ -654,24 +644,15 @@ def _reason_of(problems: Sequence[Problem]) -> Reason:
 
 
 def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:
-    if spec.port == "unix":
-        return UnixEndpoint(os.path.join(host.settings.runtime_dir, f"{id_.name}.{id_.replica}.sock"))
-    if isinstance(spec.port, int):
-        return TcpEndpoint(spec.host, spec.port)
     config = host.config.value
-    written = {other.port for other in config.shards if isinstance(other.port, int)}
-    chosen = {port for other, port in host.ports.items() if other != id_}
-    taken = frozenset(written | chosen)
-    address = TcpEndpoint(spec.host, 0).host
-    port = choose_port(
-        host.ports.get(id_), config.node.engine_ports, taken, lambda port: port_free(address, port) is None
-    )
-    if port is None:
+    endpoint = choose_endpoint(config, id_, spec, host.ports, lambda address, port: port_free(address, port) is None)
+    if endpoint is None:
         first, last = config.node.engine_ports
         reason = Reason("no-port", f"no port of {first}-{last} is free", "widen [node] engine_ports")
         raise LaunchRefused(reason)
-    host.ports[id_] = port
-    return TcpEndpoint(spec.host, port)
+    if spec.port == "auto" and isinstance(endpoint, TcpEndpoint):
+        host.ports[id_] = endpoint.port
+    return endpoint
 
 
 async def _choose_devices(host: Host, id_: ShardId, spec: ShardSpec) -> tuple[Devices, Mapping[int, int | None]]:
@@ -742,7 +723,7 @@ def _version(spec: ShardSpec, env: Mapping[str, str]) -> str | None:
     distribution = profile(spec.engine).distribution
     if distribution is None:
         return None
-    executable = shutil.which(spec.command[0], path=env.get("PATH"))
+    executable = find_program(spec, env)
     return engine_version(executable, distribution) if executable is not None else None
 
 

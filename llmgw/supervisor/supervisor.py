@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from llmgw.board import Cell
 from llmgw.config.diff import Action, ConfigDiff, diff
 from llmgw.config.model import Config
-from llmgw.domain.shard import ShardId, ShardSpec
+from llmgw.domain.shard import ShardId, ShardSpec, TcpEndpoint
 from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
 from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
@@ -285,6 +285,10 @@ class Supervisor:
         config = self._host.config.value
         mismatched: dict[str, list[ShardId]] = {}
         wanted: set[ShardId] = set()
+        for id_, takeover in found.takeovers.items():
+            # Before the first launch chooses: an engine that still loads does not listen, so its port looks free.
+            if isinstance(takeover.record.endpoint, TcpEndpoint):
+                self._host.ports[id_] = takeover.record.endpoint.port
         for spec in config.shards:
             for id_ in spec.ids:
                 wanted.add(id_)

@@ -443,3 +443,22 @@ def test_a_runtime_folder_that_vanishes_leaves_signals_as_the_way_to_end_it(node
     assert result.returncode == 5 and "Traceback" not in result.stderr
     assert node.end() == 0
     assert not is_alive(pid)
+
+
+def test_a_new_engine_does_not_get_the_port_of_a_taken_over_one_that_does_not_listen_yet(node: Node) -> None:
+    def silent(name: str) -> str:
+        return f'[[shard]]\nname = "{name}"\nmodel = "{name}"\nengine = "command"\ncommand = ["sleep", "600"]\n'
+
+    node.write(QUICK + silent("old"))
+    node.start()
+    before = node.wait_state("old", "starting")
+    node.kill()
+    # One in front of it and one behind: whichever starts first, one of them chooses before it is taken over.
+    node.write(QUICK + silent("front") + silent("old") + silent("behind"))
+    node.start()
+    for name in ("front", "old", "behind"):
+        node.until(lambda name=name: node.shard(name)["pid"], f"{name} runs")
+    assert node.shard("old")["pid"] == before["pid"]
+    assert node.shard("old")["adopted"]
+    ports = {node.shard(name)["endpoint"] for name in ("front", "old", "behind")}
+    assert len(ports) == 3

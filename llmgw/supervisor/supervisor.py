@@ -285,10 +285,10 @@ class Supervisor:
         config = self._host.config.value
         mismatched: dict[str, list[ShardId]] = {}
         wanted: set[ShardId] = set()
-        for id_, takeover in found.takeovers.items():
+        for id_, running in found.takeovers.items():
             # Before the first launch chooses: an engine that still loads does not listen, so its port looks free.
-            if isinstance(takeover.record.endpoint, TcpEndpoint):
-                self._host.ports[id_] = takeover.record.endpoint.port
+            if isinstance(running.record.endpoint, TcpEndpoint):
+                self._host.ports[id_] = running.record.endpoint.port
         for spec in config.shards:
             for id_ in spec.ids:
                 wanted.add(id_)

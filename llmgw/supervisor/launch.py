@@ -565,9 +565,10 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         log.warning("%s: %s", plan.name, warning.message)
     output = host.log_path(id_)
     try:
-        _make_folders(plan)
+        _make_folders(plan, host.settings.log_dir)
         host.follower.write_marker(output, f"launch {plan.generation} of {plan.name}: {command.argv[0]}")
     except OSError as error:
+        shutil.rmtree(plan.tmp_dir, ignore_errors=True)
         remedy = "make state_dir and log_dir writable, or free some space"
         reason = Reason("no-folder", f"cannot prepare its folders: {error}", remedy)
         raise LaunchRefused(reason, counted=True) from error
@@ -727,9 +728,10 @@ def _version(spec: ShardSpec, env: Mapping[str, str]) -> str | None:
     return engine_version(executable, distribution) if executable is not None else None
 
 
-def _make_folders(plan: LaunchPlan) -> None:
-    """The engine's own folders; what stands in the way of a socket goes."""
+def _make_folders(plan: LaunchPlan, log_dir: str) -> None:
+    """The engine's own folders, and that of logs if somebody removed it; what stands in the way of a socket goes."""
     os.makedirs(plan.tmp_dir, mode=0o700)
+    os.makedirs(log_dir, mode=0o750, exist_ok=True)
     if plan.spec.workdir is None:
         os.makedirs(plan.work_dir, mode=0o750, exist_ok=True)
     if isinstance(plan.endpoint, UnixEndpoint):

@@ -314,14 +314,18 @@ class Supervisor:
         """Write operators' wishes to disk whenever they change; a slow disk delays nobody else."""
         snapshot = self._board.snapshot
         kept = dict(self._wishes)
+        told = ""
         while True:
             wishes = _operator_wishes(snapshot)
             if wishes != kept:
                 try:
                     await trio.to_thread.run_sync(self._wish_store.save, wishes)
-                    kept = wishes
+                    kept, told = wishes, ""
                 except OSError as error:
-                    log.error("cannot keep the operators' wishes over a restart: %s", error)
+                    # It is tried again with each change of anything, and told once.
+                    if str(error) != told:
+                        log.error("cannot keep the operators' wishes over a restart: %s", error)
+                    told = str(error)
             snapshot = await self._board.wait_newer(snapshot.revision)
 
     def _save_wishes(self) -> None:

@@ -7,48 +7,34 @@ progress watched, its wishes obeyed, and when the block is left it is gone, unle
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 from attrs import frozen
 
 from llmgw.board import Cell, StatusCell
 from llmgw.domain.problem import Reason
-from llmgw.domain.shard import EngineKind, ShardId, ShardSpec, UnixEndpoint
+from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.domain.status import (
-    ActivitySeen,
     Adopted,
     ConditionCleared,
     ConditionKind,
     ConditionSet,
-    DrainBegan,
-    DrainEnded,
     Event,
     Failed,
     GaveUp,
     Intent,
     Launched,
-    LoadingSeen,
-    Noticed,
-    Progress,
-    ProgressSeen,
-    ReadyConfirmed,
     Requeued,
     Retitled,
     RetryScheduled,
     ShardState,
     ShardStatus,
-    Steadied,
     StopBegan,
     Stopped,
     Wish,
     describe,
     is_news,
 )
-from llmgw.engines.adapter import profile
-from llmgw.engines.metrics import read_activity
-from llmgw.engines.progress import ProgressReader
 from llmgw.supervisor.launch import (
     Ended,
     Engine,
@@ -60,21 +46,7 @@ from llmgw.supervisor.launch import (
     launch,
     unkillable,
 )
-from llmgw.supervisor.logtail import LogLine
-from llmgw.supervisor.members import Member
-from llmgw.supervisor.probes import Probes
-from llmgw.supervisor.readiness import (
-    STALL_NOTICE,
-    Answered,
-    Health,
-    ListenerFact,
-    Refused,
-    StallWatch,
-    Verdict,
-    deadline_of,
-    judge,
-    judge_health,
-)
+from llmgw.supervisor.life import TERM_LIKE, Asked, Condemned, Ending, Exited, Left, Life, gone_in_words
 from llmgw.supervisor.restart import GiveUp, Retry, backoff, decide_restart
 
 log = logging.getLogger(__name__)
@@ -83,19 +55,6 @@ SIGNAL_GRACE = 0.2
 """Seconds that an exit which looks like an answer to SIGTERM waits for our own signals to be read: somebody who
 terminates everybody at once means a stop, not a crash."""
 
-TERM_LIKE = (0, -signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT)
-
-REFUSED_LIMIT = 15.0
-"""Seconds of nothing but refused connections, with the process alive, until a Ready engine counts as dead. Engines
-that close their port on their own account are gone within 5 s (vLLM's watchdog)."""
-
-BLOCKED_LIMIT = 5.0
-"""Seconds that another process may answer in the place of an engine that is not Ready, until that counts as a failed
-start. vLLM binds its port early and listens late: when another listens first it says nothing, reports a complete
-start, and keeps its GPU memory for ever (measured with two of them)."""
-
-METRICS_EVERY = 3
-"""Counters are read with every third health question: a stall shows after 30 s at the earliest anyway."""
 
 HELD_FIRST, HELD_LONGEST = 1.0, 30.0
 """Seconds between two questions after GPU memory that did not come back; doubled, since each costs a process."""
@@ -104,39 +63,6 @@ BUG_PAUSE = 5.0
 """Seconds after an error in llmgw itself until its shard is looked after again: never a busy loop."""
 
 STILL_THERE = "not stopped: another stop tries it again"
-
-DRAIN_POLL = 0.5
-"""Seconds between two looks at the running requests while draining."""
-
-
-@frozen
-class Exited:
-    """The leader is gone and nobody asked for it."""
-
-
-@frozen
-class Asked:
-    """Somebody wished it: a stop, a restart (`again`), or the end of llmgw."""
-
-    by: str
-    again: bool = False
-
-
-@frozen
-class Condemned:
-    """llmgw ends it itself: a limit was passed, or it is stalled, ill or deaf."""
-
-    reason: Reason
-    stalled: bool = False
-    """It would answer SIGTERM by waiting for requests that never end: SIGKILL at once (vLLM: measured)."""
-
-
-@frozen
-class Left:
-    """llmgw leaves, the engine stays."""
-
-
-Ending = Exited | Asked | Condemned | Left
 
 
 @frozen
@@ -194,6 +120,11 @@ class Shard:
     def spec(self) -> ShardSpec:
         """The spec in force. A running engine may have been launched with an older one."""
         return self.orders.value.spec
+
+    @property
+    def is_retired(self) -> bool:
+        """It is no longer in the configuration: every wish but its end is void."""
+        return self.orders.value.retired
 
     def report(self, event: Event) -> None:
         before = self._cell.status
@@ -373,9 +304,9 @@ class Shard:
                 # What a reload replaces must be live; this one was only about to be.
                 return await self._stop(engine, "a reload that came while it was launched", again=True)
             async with trio.open_nursery() as nursery:
-                life = Life(self, engine, spec)
+                life = Life(self, self._host, engine, spec, self._intent, self._answered)
                 nursery.start_soon(engine.follow_output, life.on_lines)
-                ending = await life.watch(self._intent, self._answered)
+                ending = await life.watch()
                 self._answered = life.obeyed
                 outcome = await self._end(engine, life, ending)
                 nursery.cancel_scope.cancel(reason="the engine's life is over")
@@ -480,393 +411,3 @@ class Shard:
             else:
                 self._after_end("")
                 pause = HELD_FIRST
-
-
-def gone_in_words(code: int | None) -> str:
-    return f"its main process is gone (exit code {'unknown' if code is None else code})"
-
-
-class Life:
-    """What watches one life of an engine, from launch to the decision how it ends."""
-
-    def __init__(self, shard: Shard, engine: Engine, spec: ShardSpec) -> None:
-        self._shard = shard
-        self._engine = engine
-        self._spec = spec
-        """The keys that the engine was started with; limits are read from `shard.spec`, where a reload changes them."""
-        self._profile = profile(engine.kind)
-        self._reader = ProgressReader(engine.kind)
-        self._launched = trio.current_time()
-        self._progressed = self._launched
-        self._ask_now = Cell(0)
-        """Counts reasons to ask at once instead of at the next interval."""
-        self._moved = Cell(0)
-        """Counts what moves the limits of loading: signs, progress, a reload."""
-        self.obeyed = shard._answered
-        """The last wish that was carried out in this life."""
-        self._workers: tuple[Member, ...] = ()
-        """Processes beside the leader that were there at Ready."""
-        self._ending: Ending | None = None
-        self._scope = trio.CancelScope()
-        self._health_path = spec.ready_path or self._profile.ready_path
-        self._models_path = spec.models_path
-
-    async def watch(self, intent: Cell[Intent], answered: Intent) -> Ending:
-        """Watch until one of the watchers decides how it ends; returns the first decision."""
-        with self._scope:
-            async with Probes(self._engine.endpoint, self._engine.key) as probes, trio.open_nursery() as nursery:
-                nursery.start_soon(self._wait_exit)
-                nursery.start_soon(self._obey, intent, answered)
-                nursery.start_soon(self._obey_leaving)
-                nursery.start_soon(self._keep_limits)
-                await self._until_ready(probes)
-                nursery.start_soon(self._watch_members)
-                nursery.start_soon(self._grow_steady)
-                await self._stay_ready(probes)
-        assert self._ending is not None
-        return self._ending
-
-    def _decide(self, ending: Ending) -> None:
-        """The first decision stands."""
-        if self._ending is None:
-            self._ending = ending
-            self._scope.cancel(reason=type(ending).__name__)
-
-    # -- what comes from outside -------------------------------------------------------------------------
-
-    async def _wait_exit(self) -> None:
-        await self._engine.wait_exit()
-        code = self._engine.exit_code
-        if code is not None and code not in TERM_LIKE:
-            # No stop looks like this. Whoever routes must know before anything is cleaned up.
-            self._shard.report(StopBegan(gone_in_words(code)))
-        self._decide(Exited())
-
-    async def _obey_leaving(self) -> None:
-        board = self._shard._host.board
-        leaving = await board.leaving.wait_value(lambda value: value is not None)
-        assert leaving is not None
-        if engine_stays(self._shard._host.settings.on_stop, leaving):
-            self._decide(Left())
-        else:
-            self._decide(Asked(leaving.why))
-
-    async def _obey(self, cell: Cell[Intent], answered: Intent) -> None:
-        """Carry out wishes. The one that this life answers was carried out by launching."""
-        restarts = answered.restarts
-        while True:
-            intent = cell.value
-            if intent.wish is Wish.STOP or self._shard.orders.value.retired:
-                self._decide(Asked(intent.by))
-            elif intent.restarts != restarts:
-                self._decide(Asked(intent.restarted_by, again=True))
-            else:
-                self._settle_drain(intent)
-            self.obeyed = intent
-            await cell.wait_change(intent)
-
-    def _settle_drain(self, intent: Intent) -> None:
-        """Out of routing or back in; while it loads, Ready comes first."""
-        state = self._shard.status.state
-        if intent.wish is Wish.DRAIN and state is ShardState.READY:
-            self._shard.report(DrainBegan(intent.by))
-        elif intent.wish is Wish.START and state is ShardState.DRAINING:
-            self._shard.report(DrainEnded())
-
-    # -- the log -----------------------------------------------------------------------------------------
-
-    def on_lines(self, lines: Sequence[LogLine]) -> None:
-        """Signs of loading and progress in new output. Called between two awaits; must be quick and never raise."""
-        if self._shard.status.state not in (ShardState.STARTING, ShardState.LOADING):
-            return
-        for line in lines:
-            if line.own:
-                continue
-            for event in self._reader.feed(line.text):
-                if isinstance(event, ProgressSeen):
-                    self._on_progress(event.progress)
-                else:
-                    self._on_sign(event.sign)
-            if self._reader.ready_hint:
-                self._ask_now.set(self._ask_now.value + 1)
-
-    def _on_sign(self, sign: str) -> None:
-        if self._shard.status.state is ShardState.STARTING:
-            self._progressed = trio.current_time()
-            self._shard.report(LoadingSeen(sign))
-            self._moved.set(self._moved.value + 1)
-
-    def _on_progress(self, progress: Progress) -> None:
-        status = self._shard.status
-        if status.state not in (ShardState.STARTING, ShardState.LOADING):
-            return
-        before = status.progress
-        key = (progress.phase, progress.fraction, progress.done)
-        if before is None or key != (before.phase, before.fraction, before.done):
-            self._progressed = trio.current_time()
-            self._moved.set(self._moved.value + 1)
-        self._shard.report(ProgressSeen(progress))
-
-    # -- starting and loading ----------------------------------------------------------------------------
-
-    async def _keep_limits(self) -> None:
-        """End a start or load that takes too long; a load that moves is never ended by `load_timeout`."""
-        while True:
-            moved = self._moved.value
-            state = self._shard.status.state
-            deadline = deadline_of(self._shard.spec.limits, state, self._launched, self._progressed)
-            if deadline is None:
-                return
-            if trio.current_time() >= deadline.at:
-                self._decide(Condemned(self._too_slow(deadline.key, deadline.limit)))
-            # A reload may change the limits meanwhile, hence a look at least each second.
-            with trio.move_on_at(min(deadline.at, trio.current_time() + 1.0)):
-                await self._moved.wait_change(moved)
-
-    def _too_slow(self, key: str, limit: float) -> Reason:
-        last = self._shard.tail.last_shown
-        waiting = self._shard.status.detail
-        what = {
-            "start_timeout": "no sign of loading",
-            "load_timeout": "no progress of the load",
-            "load_timeout_max": "not ready",
-        }[key]
-        cause = f"{what} in {limit:g} s ({key})"
-        if waiting:
-            cause += f"; {waiting}"
-        return Reason(
-            key.replace("_", "-"),
-            cause,
-            f"look at llmgw logs {self._shard.status.name}; if it only needs longer, raise {key}",
-            (last,) if last else (),
-        )
-
-    async def _until_ready(self, probes: Probes) -> None:
-        warmed = not self._spec.warmup
-        blocked_since: float | None = None
-        while True:
-            asked = self._ask_now.value
-            limits = self._shard.spec.limits
-            verdict = await self._ask_both(probes, limits.probe_timeout)
-            if verdict.ready and not warmed:
-                verdict, warmed = await self._warm_up(probes, verdict)
-            if verdict.ready:
-                await self._become_ready(verdict)
-                return
-            now = trio.current_time()
-            blocked_since = (blocked_since or now) if verdict.blocked else None
-            if blocked_since is not None and now - blocked_since >= BLOCKED_LIMIT:
-                self._decide(Condemned(self._blocked(verdict.detail)))
-            sign = verdict.loading or self._engine.loading_title(self._profile.loading_titles)
-            if sign is not None:
-                self._on_sign(sign)
-            if verdict.detail != self._shard.status.detail:
-                self._shard.report(Noticed(verdict.detail))
-            await self._pause(limits.probe_interval, asked)
-
-    async def _ask_both(self, probes: Probes, timeout: float) -> Verdict:
-        health = await probes.ask_health(self._health_path, timeout)
-        models = None
-        listener: ListenerFact | None = None
-        if isinstance(health, Answered) and health.is_yes and self._models_path:
-            models = await probes.ask_models(self._models_path, timeout)
-        if not isinstance(health, Refused):
-            # Whatever was answered, or not answered at all: it may be another who did.
-            listener = await self._engine.listener()
-        return judge(
-            health,
-            models,
-            self._engine.served_names,
-            listener,
-            loading_on_503=self._profile.loading_on_503,
-            unix=self._profile.socket_before_ready and isinstance(self._engine.endpoint, UnixEndpoint),
-            ask_models=bool(self._models_path),
-        )
-
-    async def _warm_up(self, probes: Probes, verdict: Verdict) -> tuple[Verdict, bool]:
-        """One token before the first request of a client. An engine that refuses it is served all the same."""
-        self._shard.report(Noticed("warming up: waiting for one token"))
-        answer = await probes.ask_one_token(self._engine.served_names[0])
-        if isinstance(answer, Answered) and answer.status < 500:
-            if not answer.is_yes:
-                log.warning("%s: the warm-up request was answered %d", self._shard.status.name, answer.status)
-            return verdict, True
-        return Verdict(False, "the warm-up request failed; asking again"), False
-
-    async def _become_ready(self, verdict: Verdict) -> None:
-        shard = self._shard
-        # Seen before Ready is told: from then on the end of one must be noticed, however busy the machine is.
-        self._workers = tuple(one for one in await self._engine.members() if one.pid != self._engine.pid)
-        shard.report(ReadyConfirmed())
-        if verdict.listener_unverified:
-            shard.report(ConditionSet(ConditionKind.LISTENER_UNVERIFIED, "who holds its port cannot be seen from here"))
-        self._settle_drain(shard._intent.value)
-        await self._engine.note_ready(shard.status.load_seconds)
-
-    async def _pause(self, seconds: float, asked: int) -> None:
-        with trio.move_on_after(seconds):
-            await self._ask_now.wait_change(asked)
-
-    # -- ready -------------------------------------------------------------------------------------------
-
-    async def _grow_steady(self) -> None:
-        """Ready long enough: earlier failures are forgotten."""
-        await trio.sleep(self._shard.spec.restart.stable)
-        if self._shard.status.failures and self._shard.status.state in (ShardState.READY,):
-            self._shard.report(Steadied())
-
-    async def _watch_members(self) -> None:
-        """The end of a process that was there at Ready is news: the API may live on with a dead engine behind it."""
-        members = list(self._workers)
-        while members:
-            gone = await self._engine.wait_member(members)
-            members.remove(gone)
-            self._shard.report(ConditionSet(ConditionKind.MEMBER_LOST, f"{gone.comm} (pid {gone.pid}) ended"))
-            self._ask_now.set(self._ask_now.value + 1)
-
-    async def _stay_ready(self, probes: Probes) -> None:
-        """Ask on at a lower pace: refused acts at once, no makes it unroutable, a time-out changes nothing."""
-        ill_since: float | None = None
-        refused_since: float | None = None
-        deep_at = trio.current_time() + self._profile.deep_health_interval
-        stall = StallWatch()
-        rounds = 0
-        another = ""
-        asked = self._ask_now.value
-        while True:
-            limits = self._shard.spec.limits
-            interval = limits.probe_interval_ready if refused_since is None else limits.probe_interval
-            await self._pause(interval, asked)
-            if self._ask_now.value != asked or refused_since is not None:
-                asked = self._ask_now.value
-                another = await self._ask_for_another()
-            if another:
-                health = Health("gone", another)
-            else:
-                health = judge_health(await probes.ask_health(self._health_path, limits.probe_timeout))
-            now = trio.current_time()
-            if health.kind == "yes" and self._profile.deep_health_path and now >= deep_at:
-                answer = await probes.ask_health(self._profile.deep_health_path, self._profile.deep_health_timeout)
-                health = judge_health(answer)
-                now = trio.current_time()
-                deep_at = now + self._profile.deep_health_interval
-            refused_since = (refused_since or now) if health.kind == "gone" else None
-            if refused_since is not None and now - refused_since >= REFUSED_LIMIT:
-                self._decide(Condemned(self._deaf(another)))
-            ill_since = self._show_health(health, ill_since, now)
-            ill_for = now - ill_since if ill_since is not None else 0.0
-            if limits.unhealthy_timeout is not None and ill_for >= limits.unhealthy_timeout:
-                self._decide(Condemned(self._ill(health.text or "a process of it is gone", ill_for)))
-            rounds += 1
-            if rounds % METRICS_EVERY == 0 and self._profile.metrics is not None:
-                stall = await self._look_at_counters(probes, limits.probe_timeout, stall)
-                self._judge_stall(stall, limits.stall_timeout)
-
-    def _show_health(self, health: Health, ill_since: float | None, now: float) -> float | None:
-        """Set or take away `unhealthy`; returns since when it is ill. A lost member counts until the next launch."""
-        status = self._shard.status
-        ill = health.kind in ("no", "gone")
-        if ill:
-            unhealthy = status.condition(ConditionKind.UNHEALTHY)
-            if unhealthy is None or unhealthy.text != health.text:
-                self._shard.report(ConditionSet(ConditionKind.UNHEALTHY, health.text))
-        elif health.kind == "yes" and status.condition(ConditionKind.UNHEALTHY):
-            self._shard.report(ConditionCleared(ConditionKind.UNHEALTHY))
-        if ill or status.condition(ConditionKind.MEMBER_LOST) is not None:
-            return ill_since if ill_since is not None else now
-        return ill_since if health.kind == "busy" else None
-
-    async def _ask_for_another(self) -> str:
-        """Who listens in the place of this engine, in words; empty when it does so itself, or nobody does."""
-        fact = await self._engine.listener()
-        return f"another process answers on its port: {fact.holder}" if fact.kind == "anothers" else ""
-
-    async def _look_at_counters(self, probes: Probes, timeout: float, stall: StallWatch) -> StallWatch:
-        text = await probes.ask_metrics(timeout)
-        if text is None:
-            return stall
-        activity = read_activity(self._profile.kind, text)
-        self._shard.report(ActivitySeen(activity))
-        return stall.seen(activity, trio.current_time())
-
-    def _judge_stall(self, stall: StallWatch, limit: float | None) -> None:
-        still = stall.stalled_for(trio.current_time())
-        status = self._shard.status
-        if still >= STALL_NOTICE:
-            running = status.activity.running if status.activity else None
-            text = f"{running} requests running, but no step is made"
-            known = status.condition(ConditionKind.STALLED)
-            # Its duration is the condition's own time: one line of history, not one for each look.
-            if known is None or known.text != text:
-                self._shard.report(ConditionSet(ConditionKind.STALLED, text))
-            if limit is not None and still >= limit:
-                reason = Reason(
-                    "stalled",
-                    f"{running} requests running, no step for {still:.0f} s (stall_timeout {limit:g} s)",
-                    f"it is restarted; look at llmgw logs {status.name} for what it did last",
-                )
-                self._decide(Condemned(reason, stalled=True))
-        elif status.condition(ConditionKind.STALLED):
-            self._shard.report(ConditionCleared(ConditionKind.STALLED))
-
-    def _blocked(self, text: str) -> Reason:
-        return Reason(
-            "port-taken",
-            f"{text} ({self._engine.endpoint})",
-            'stop that process, choose another port, or write port = "auto"',
-        )
-
-    def _deaf(self, another: str) -> Reason:
-        return Reason(
-            "port-closed",
-            f"{another or 'its port has refused connections'} for {REFUSED_LIMIT:g} s while its process lives",
-            f"it is restarted; look at llmgw logs {self._shard.status.name}",
-        )
-
-    def _ill(self, text: str, seconds: float) -> Reason:
-        return Reason(
-            "unhealthy",
-            f"{text} for {seconds:.0f} s (unhealthy_timeout)",
-            f"it is restarted; look at llmgw logs {self._shard.status.name}",
-        )
-
-    # -- draining ----------------------------------------------------------------------------------------
-
-    async def drain(self, why: str) -> None:
-        """Before any signal: out of routing, then wait until nothing runs, `drain_timeout` or a second signal."""
-        shard = self._shard
-        was = shard.status.state
-        shard.report(StopBegan(why))
-        if was not in (ShardState.READY, ShardState.DRAINING) or self._profile.metrics is None:
-            return
-        host = shard._host
-        with trio.move_on_after(shard.spec.limits.drain_timeout):
-            async with trio.open_nursery() as nursery:
-
-                async def until(wait: Callable[[], Awaitable[object]]) -> None:
-                    await wait()
-                    nursery.cancel_scope.cancel(reason="draining is over")
-
-                nursery.start_soon(until, self._engine.wait_exit)
-                nursery.start_soon(until, lambda: host.board.hurry.wait_value(bool))
-                await self._wait_idle()
-                nursery.cancel_scope.cancel(reason="nothing runs any more")
-
-    async def _wait_idle(self) -> None:
-        async with Probes(self._engine.endpoint, self._engine.key) as probes:
-            while True:
-                timeout = self._shard.spec.limits.probe_timeout
-                health = await probes.ask_health("/metrics", timeout)
-                if not isinstance(health, Answered):
-                    if judge_health(health).kind == "gone":
-                        return
-                elif not health.is_yes:
-                    # It has no counters to ask: nothing is known to run, and waiting would prove nothing.
-                    return
-                else:
-                    activity = read_activity(self._profile.kind, health.body)
-                    left = (activity.running or 0) + (activity.waiting or 0)
-                    if left == 0:
-                        return
-                    self._shard.report(StopBegan(f"draining, {left} request{'s' * (left != 1)} left"))
-                await trio.sleep(DRAIN_POLL)

@@ -1,16 +1,26 @@
 # Functions for scripts/demo and scripts/test: a virtual environment on any Debian-like machine. To be sourced.
 
-# Print the interpreter to use: $LLMGW_PYTHON, else the first of at least 3.11.
+# Print the interpreter to use: $LLMGW_PYTHON, and no other when that is set; else the first of at least 3.11.
 find_python() {
     local candidate
-    for candidate in ${LLMGW_PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do
+    if [ -n "${LLMGW_PYTHON:-}" ]; then
+        if "$LLMGW_PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$LLMGW_PYTHON"
+            return 0
+        fi
+        echo "error: cannot use LLMGW_PYTHON=$LLMGW_PYTHON: it is no Python 3.11 or newer" >&2
+        echo "  correct it or unset it" >&2
+        return 1
+    fi
+    for candidate in python3 python3.13 python3.12 python3.11 python3.14; do
         if command -v "$candidate" >/dev/null 2>&1 &&
             "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$candidate"
             return 0
         fi
     done
-    echo "cannot find Python 3.11 or newer: install it (on Debian: apt-get install python3) or set LLMGW_PYTHON" >&2
+    echo "error: cannot find Python 3.11 or newer on PATH" >&2
+    echo "  install it (on Debian 12: sudo apt-get install python3), or set LLMGW_PYTHON to the path of one" >&2
     return 1
 }
 
@@ -37,7 +47,8 @@ make_venv() {
             "$python" -m virtualenv -q "$venv"
             return 0
         else
-            echo "cannot make a virtual environment: this Python has no ensurepip; run: sudo apt-get install $package" >&2
+            echo "error: cannot make a virtual environment: $(command -v "$python") has no ensurepip" >&2
+            echo "  run: sudo apt-get install $package" >&2
             return 1
         fi
     fi

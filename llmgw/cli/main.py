@@ -223,9 +223,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
         near = difflib.get_close_matches(word, [name for verb in verbs() for name in (verb.name, *verb.aliases)], n=1)
         parser.error(f"no verb {word!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    add_verb(subparsers, verb, import_module(verb.module))
-    return parser.parse_args(words)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog="llmgw")
+    subparser = add_verb(subparsers, verb, import_module(verb.module))
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        subparser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

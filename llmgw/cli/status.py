@@ -87,15 +87,18 @@ def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    from llmgw.cli.table import rich_table, room_for_last, shortened
+    from llmgw.cli.table import rich_table, room_for_last, shortened, without_spare
 
     now = answer["now"]
     head, *trouble = view.head_lines(answer)
     parts: list[Any] = [Text(head), *(Text(line, style="yellow" if screen.colour else "") for line in trouble), Text()]
     rows = [view.row(shard, now, unicode=screen.unicode) for shard in shards]
-    room = room_for_last(view.COLUMNS, rows, screen.width)
+    kept = without_spare(view.COLUMNS, rows, view.SPARE_COLUMNS, screen.width)
+    columns = [view.COLUMNS[i] for i in kept]
+    rows = [tuple(cells[i] for i in kept) for cells in rows]
+    room = room_for_last(columns, rows, screen.width)
     cut = [(*cells[:-1], shortened(cells[-1], room, unicode=screen.unicode)) for cells in rows]
-    parts.append(rich_table(view.COLUMNS, cut, view.STATE_COLUMN, screen) if rows else Text("no shards"))
+    parts.append(rich_table(columns, cut, columns.index("STATE"), screen) if rows else Text("no shards"))
     told = {shard["name"] for shard in shards if shard.get("reason")}
     for cells in rows:
         if len(cells[-1]) > room and cells[0] not in told:

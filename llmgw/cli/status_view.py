@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     Answer = Mapping[str, Any]
 
 COLUMNS = ("SHARD", "MODEL", "ENGINE", "GPUS", "STATE", "FOR", "REQ", "DETAIL")
-STATE_COLUMN = COLUMNS.index("STATE")
+SPARE_COLUMNS = ("ENGINE", "MODEL", "GPUS", "REQ")
+"""What a narrow terminal does without, the first one first: a state that is cut off is no status."""
 EVIDENCE_LINES = 4
 """The proving lines of a failure in `status`; `logs` has the rest."""
 
@@ -122,7 +123,10 @@ def _by_last_load(shard: Shard, now: float) -> str:
     if not last or launched is None:
         return ""
     left = last - (now - launched)
-    return f"about {rough_duration(left)} left" if left > 0 else f"longer than last time ({duration(last)})"
+    if left > 0:
+        return f"about {rough_duration(max(left, 1.0))} left"
+    # One that was taken over may have been ready for days, and is only asked again.
+    return "" if shard.get("adopted") else f"longer than last time ({duration(last)})"
 
 
 def _conditions(shard: Shard) -> list[str]:
@@ -193,7 +197,10 @@ def paragraphs(shards: Iterable[Shard], now: float) -> list[list[str]]:
         if reason.get("remedy"):
             lines.append(f"  {reason['remedy']}")
         if shard["state"] == "failed" and shard.get("next_attempt") is None:
-            lines.append(f"  it is not tried again by itself; afterwards: llmgw start {shard['name']}")
+            lines.append(
+                f"  it is not tried again by itself; afterwards: llmgw start {shard['name']}, "
+                "or llmgw reload where the file was changed"
+            )
         found.append([neutralise(line) for line in lines])
     return found
 

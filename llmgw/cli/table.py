@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from llmgw.cli.screen import Screen
 
 GAP = 2
+LEAST_LAST = 12
+"""Characters below which the last column is no use."""
 STYLES = {
     "ready": "green",
     "starting": "yellow",
@@ -33,10 +35,21 @@ def plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     ]
 
 
+def without_spare(columns: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[str], width: int) -> list[int]:
+    """The columns to show: all of them, or as many of `spare` fewer, in their order, as the last one needs to fit."""
+    kept = list(range(len(columns)))
+    for name in spare:
+        taken = sum(max(len(row[i]) for row in (columns, *rows)) + GAP for i in kept[:-1])
+        if taken + LEAST_LAST <= width:
+            break
+        kept.remove(columns.index(name))
+    return kept
+
+
 def room_for_last(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
     """Characters that the last column may have so that every row keeps to one line."""
     taken = sum(max(len(row[i]) for row in (columns, *rows)) + GAP for i in range(len(columns) - 1))
-    return max(12, width - taken)
+    return max(LEAST_LAST, width - taken)
 
 
 def shortened(text: str, room: int, *, unicode: bool) -> str:

@@ -314,7 +314,10 @@ class Many:
         if not isinstance(raw, list):
             if isinstance(self.item, SecretKind):
                 raise refuse("wrong-type", "expected a list, got a single value", "put it into brackets")
-            hint = f"put it into brackets: [{_sample(raw)}]" if isinstance(raw, (str, int)) else None
+            # Several words are a command line as a shell would take it: each is an item.
+            items = raw.split() if isinstance(raw, str) else [raw]
+            listed = ", ".join(_sample(item) for item in items or [raw])
+            hint = f"put it into brackets: [{listed}]" if isinstance(raw, (str, int)) else None
             if self.words and isinstance(raw, str) and (word := closest(raw, self.words)):
                 hint = f'did you mean "{word}"?'
             raise wrong_type(_either([*(f'"{w}"' for w in self.words), "a list"]), raw, hint)

@@ -56,6 +56,9 @@ def run(argv: list[str]) -> int:
         from llmgw.fake.profiles import plain
 
         return plain.run(rest, knobs)
+    if profile in ("-h", "--help"):
+        sys.stdout.write(knobs_module.help_text())
+        return 0
     sys.stderr.write(f"llmgw-fake-engine: no such profile: {profile!r}\n{knobs_module.help_text()}")
     return 2
 

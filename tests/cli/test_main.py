@@ -53,7 +53,15 @@ def test_without_a_verb_the_verbs_are_listed() -> None:
 def test_an_unknown_option_is_told_in_the_same_form() -> None:
     done = llmgw("status", "--frobnicate")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: cannot read the command line: unrecognized arguments: --frobnicate\n  see: ")
+    assert done.stderr == (
+        "error: cannot read the command line: unrecognized arguments: --frobnicate\n  see: llmgw status --help\n"
+    )
+
+
+def test_a_wrong_value_points_to_the_help_of_its_verb() -> None:
+    done = llmgw("completion", "tcsh")
+    assert done.returncode == 2
+    assert done.stderr.endswith("\n  see: llmgw completion --help\n")
 
 
 def test_global_options_may_stand_before_and_after_the_verb(server: ControlServer) -> None:

@@ -78,6 +78,26 @@ def test_a_terminal_that_is_too_narrow_loses_no_column(capsys: pytest.CaptureFix
         assert word in out
 
 
+def test_a_narrow_terminal_leaves_out_what_is_least_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    from scripted_control import a_shard, a_status
+
+    from llmgw.cli.status import print_drawn
+
+    shards = [a_shard(), a_shard("qwen", state="failed")]
+    heads = []
+    for width in (80, 50, 40):
+        print_drawn(a_status(*shards), shards, a_screen(width))
+        lines = capsys.readouterr().out.splitlines()[2:5]
+        assert all(len(line) <= width for line in lines)
+        assert "failed" in lines[2]
+        heads.append(lines[0].split())
+    assert heads == [
+        ["SHARD", "MODEL", "ENGINE", "GPUS", "STATE", "FOR", "REQ", "DETAIL"],
+        ["SHARD", "GPUS", "STATE", "FOR", "REQ", "DETAIL"],
+        ["SHARD", "STATE", "FOR", "REQ", "DETAIL"],
+    ]
+
+
 def test_states_have_colours_and_nothing_else_has_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 

@@ -82,6 +82,11 @@ def detail(**changes: Any) -> str:
 def test_a_load_without_numbers_is_estimated_by_the_last_one() -> None:
     assert detail(state="loading", detail="compiling", load_seconds=100.0) == "compiling, about 10s left"
     assert detail(state="loading", load_seconds=60.0) == "longer than last time (1m)"
+    assert detail(state="loading", load_seconds=90.1) == "about 1s left"
+
+
+def test_an_engine_that_was_taken_over_is_not_called_late() -> None:
+    assert detail(state="starting", load_seconds=60.0, adopted=True) == ""
 
 
 def test_an_estimate_that_is_not_known_is_left_out() -> None:
@@ -146,7 +151,7 @@ def test_a_failure_that_is_not_retried_says_what_to_do_then() -> None:
     assert lines == [
         "embed: no such option",
         "  correct [shard.args]",
-        "  it is not tried again by itself; afterwards: llmgw start embed",
+        "  it is not tried again by itself; afterwards: llmgw start embed, or llmgw reload where the file was changed",
     ]
 
 

@@ -123,6 +123,10 @@ def test_a_dotted_shard_after_a_shard_is_recognised_too():
     ("written", "message"),
     [
         ({"aliases": '"gpt"'}, "5:11 wrong-type expected a list, got a string 'gpt'; put it into brackets: [\"gpt\"]"),
+        (
+            {"command": '"vllm serve"'},
+            '5:11 wrong-type expected a list, got a string \'vllm serve\'; put it into brackets: ["vllm", "serve"]',
+        ),
         ({"unlisted": "0"}, "5:12 wrong-type expected true or false, got an integer 0"),
         ({"replicas": '"4"'}, "5:12 wrong-type expected an integer, got a string '4'; remove the quotes"),
         ({"replicas": "4.7"}, "5:12 wrong-type expected an integer, got a float 4.7"),

@@ -105,6 +105,7 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
                 daemon = Daemon(config, path, node, door, late)
                 code = trio.run(daemon.serve)
                 if not daemon.upgrading:
+                    late.ignore()
                     return code
                 config = daemon.in_force
                 _execute_anew(locks, door, late)
@@ -189,6 +190,11 @@ class LateSignals:
         """From here on signals wait in the kernel, also over an exec. Returns the text for LATE_SIGNAL."""
         signal.pthread_sigmask(signal.SIG_BLOCK, OBEYED)
         return str(self._number or "")
+
+    def ignore(self) -> None:
+        """All is done: one more signal must not turn the exit code into its own while the interpreter shuts down."""
+        for number in OBEYED:
+            signal.signal(number, signal.SIG_IGN)
 
     def keep(self) -> None:
         """Take `pass_on` back, of this process or of the code that was here before."""
@@ -287,7 +293,7 @@ class Daemon:
     def _greet(self) -> None:
         count = len(self.board.snapshot.shards)
         where = self._door.path or "the socket that systemd passed"
-        log.info("llmgw %s: %d shards, control socket %s", __version__, count, where)
+        log.info("llmgw %s: %d shard%s, control socket %s", __version__, count, "s" * (count != 1), where)
 
     def _longest_stop(self) -> float:
         return max((spec.limits.longest_stop for spec in self.in_force.shards), default=10.0)
@@ -330,7 +336,7 @@ class Daemon:
             log.warning("SIGHUP: llmgw is on its way out, nothing is reloaded")
             return
         answer = await self.reload("SIGHUP", dry_run=False)
-        if answer.plan is None:
+        if answer.plan is None and self.board.leaving.value is None:
             log.error("SIGHUP: the file is refused, nothing was changed; see llmgw check %s", self._path)
 
     # -- what shards ask of the host ---------------------------------------------------------------------
@@ -421,6 +427,9 @@ class Daemon:
             return ReloadAnswer(None, tuple(problems))
         if dry_run:
             return ReloadAnswer(self._supervisor.plan(parsed.config).as_json(), tuple(problems))
+        if (late := self._too_late("reload-refused")) is not None:
+            # Told to end while the file was read: shards come and go no more.
+            return ReloadAnswer(None, (late,))
         self._config_error = None
         self.board.note("reload", by=by)
         changes = self._supervisor.apply(parsed.config, f"reload by {by}")
@@ -432,6 +441,13 @@ class Daemon:
         changes = self._supervisor.plan(parsed.config)
         touched = {action.id.name for action in changes.actions if action.kind in ("start", "replace")}
         return preflight([spec for spec in parsed.config.shards if spec.name in touched], parsed.facts)
+
+    def _too_late(self, code: str) -> Problem | None:
+        leaving = self.board.leaving.value
+        if leaving is None:
+            return None
+        hint = "it is read by the new code" if self.upgrading else "start it again"
+        return Problem(code, f"llmgw is on its way out ({leaving.why})", hint)
 
     def _refuse(self, by: str, count: int) -> None:
         self._config_error = f"{count} error{'s' * (count != 1)} in the file; the last good one is in force"
@@ -452,11 +468,9 @@ class Daemon:
             result = await run_tool(self._children, argv, timeout=CHECK_TIMEOUT, env=dict(os.environ))
             if result.code != 0:
                 return ReloadAnswer(None, (_refusal_of(result),))
-            leaving = self.board.leaving.value
-            if leaving is not None:
+            if (late := self._too_late("upgrade-refused")) is not None:
                 # Told to end while the new code read the file: it would come back from the dead.
-                problem = Problem("upgrade-refused", f"llmgw is on its way out ({leaving.why})", "start it again")
-                return ReloadAnswer(None, (problem,))
+                return ReloadAnswer(None, (late,))
             self.upgrading = True
             self.board.note("upgrade: going over to the new code", by=by)
             self.board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))

@@ -145,6 +145,20 @@ def remove_tmp_dir(path: str, state_dir: str) -> str | None:
     return None
 
 
+def remove_unclaimed_tmp_dirs(state_dir: str, claimed: Collection[str | None]) -> tuple[str, ...]:
+    """Remove the folders of launches that never got a record: llmgw was killed in between, and their child ended at
+    the gate. The answer is what stays, in sentences. `claimed` are the folders that records name.
+    """
+    base = os.path.join(state_dir, "tmp")
+    keep = {os.path.basename(path) for path in claimed if path is not None}
+    try:
+        names = sorted(os.listdir(base))
+    except OSError:
+        return ()
+    stays = [remove_tmp_dir(os.path.join(base, name), state_dir) for name in names if name not in keep]
+    return tuple(why for why in stays if why is not None)
+
+
 def clear_traces(record: ShardRecord, state_dir: str) -> tuple[str, ...]:
     """Remove all that a launch left, once nothing of it lives. The answer is what stays, in sentences.
 

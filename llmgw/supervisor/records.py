@@ -34,6 +34,9 @@ NUMBER_LIMIT = 1 << 53
 PID_LIMIT = 1 << 22
 """The kernel gives no higher one (PID_MAX_LIMIT in linux/threads.h)."""
 
+ASIDE = ".bad"
+"""Ending of a file that is no record, once it has been found out."""
+
 OnStop = Literal["auto", "stop", "leave"]
 T = TypeVar("T")
 
@@ -298,6 +301,15 @@ class RecordStore:
                 bad.append(BadRecord(path, str(error), _move_aside(path)))
         return Loaded(tuple(records), tuple(bad))
 
+    def any_set_aside(self) -> bool:
+        """Whether there are files that were meant to be records, now or at an earlier start, or none can be seen."""
+        try:
+            return any(name.endswith(ASIDE) for name in os.listdir(self.folder))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
     def _read(self, path: str) -> ShardRecord:
         record = parse_record(read_bounded(path, RECORD_LIMIT))
         if self.path(record.id) != path:
@@ -306,7 +318,7 @@ class RecordStore:
 
 
 def _move_aside(path: str) -> str | None:
-    aside = f"{path}.bad"
+    aside = path + ASIDE
     try:
         os.rename(path, aside)
     except OSError:

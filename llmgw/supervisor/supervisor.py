@@ -20,7 +20,7 @@ from llmgw.domain.shard import ShardId, ShardSpec, TcpEndpoint
 from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
 from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
-from llmgw.supervisor.leftovers import clear_traces
+from llmgw.supervisor.leftovers import clear_traces, remove_unclaimed_tmp_dirs
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.records import ShardRecord, WishStore
 from llmgw.supervisor.shard import Orders, Shard
@@ -270,6 +270,11 @@ class Supervisor:
             else:
                 log.info("%s: its process record is of no use any more: %s", record.id, why_not_believed(record))
                 self._forget(record)
+        if not loaded.bad and not self._host.records.any_set_aside():
+            # What cannot be read may speak of an engine that lives.
+            claimed = [record.tmp_dir for record in loaded.records]
+            for problem in remove_unclaimed_tmp_dirs(self._host.settings.state_dir, claimed):
+                log.warning("%s", problem)
         return Found(takeovers, remains)
 
     def _forget(self, record: ShardRecord) -> None:

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.supervisor.leftovers import note_shm, remove_socket, remove_tmp_dir, remove_unused_shm, shm_usage
+from llmgw.supervisor.leftovers import (
+    note_shm,
+    remove_socket,
+    remove_tmp_dir,
+    remove_unclaimed_tmp_dirs,
+    remove_unused_shm,
+    shm_usage,
+)
 from llmgw.supervisor.records import ShmFile
 
 HOLDER = """
@@ -131,3 +138,13 @@ def test_only_a_folder_in_tmp_of_the_state_directory_is_removed(tmp_path: Path) 
     assert remove_tmp_dir(str(inside), str(state)) is None
     assert not inside.exists()
     assert precious.exists() and link.is_symlink()
+
+
+def test_temporary_folders_that_no_record_names_go_and_others_stay(tmp_path: Path) -> None:
+    claimed, lost = tmp_path / "tmp" / "aaaaaaaa", tmp_path / "tmp" / "bbbbbbbb"
+    assert remove_unclaimed_tmp_dirs(str(tmp_path), ()) == ()
+    for folder in (claimed, lost):
+        folder.mkdir(parents=True)
+        (folder / "x").write_text("")
+    assert remove_unclaimed_tmp_dirs(str(tmp_path), (str(claimed), None)) == ()
+    assert os.listdir(tmp_path / "tmp") == ["aaaaaaaa"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,3 +143,66 @@ def is_leaving(node: Node, started: float) -> bool:
     except Exception:  # noqa: BLE001  (whatever it is, the old code is busy with leaving)
         return True
     return bool(status["stopping"] == "upgrade" or status["started"] != started)
+
+
+@pytest.mark.parametrize("ending", ["upgrade", "stop"])
+def test_reloads_that_are_under_way_when_llmgw_leaves_break_nothing(node: Node, ending: str) -> None:
+    one_engine(node)
+    node.start()
+    assert node.process is not None
+    engine = node.wait_state("a", "ready")["pid"]
+    both = node.config.read_text()
+    both += both[both.index("[[shard]]") :].replace('"a"', '"b"')
+    storm = [
+        "import os, signal, sys, time",
+        "for _ in range(300):",
+        "    os.kill(int(sys.argv[1]), signal.SIGHUP)",
+        "    time.sleep(0.01)",
+    ]
+    node.config.write_text(both)
+    with subprocess.Popen(
+        [sys.executable, "-c", "\n".join(storm), str(node.process.pid)], stderr=subprocess.DEVNULL
+    ) as p:
+        if ending == "upgrade":
+            assert node.cli("upgrade", timeout=90).returncode == 0
+            assert node.wait_state("a", "ready")["pid"] == engine
+            assert node.wait_state("b", "ready")
+            p.kill()
+        assert node.end() == 0
+        p.kill()
+    assert "Traceback" not in node.log()
+    assert node.engine_processes() == []
+    assert node.leftovers() == []
+
+
+def test_what_a_killed_llmgw_left_before_a_record_is_removed_at_the_next_start(node: Node) -> None:
+    one_engine(node)
+    node.start()
+    node.wait_state("a", "ready")
+    kept = node.records()[0]["tmp_dir"]
+    lost = node.state / "tmp" / "0a1b2c3d"
+    node.kill()
+    lost.mkdir()
+    node.start()
+    node.wait_state("a", "ready")
+    assert not lost.exists()
+    assert os.path.isdir(kept)
+
+
+def test_a_launch_that_cannot_write_its_log_leaves_no_folder(node: Node) -> None:
+    one_engine(node)
+    (node.folder / "l" / "a.0.log").mkdir(parents=True)
+    node.start()
+    failed = node.wait_state("a", "failed")
+    assert "cannot prepare its folders" in failed["reason"]["cause"]
+    assert node.leftovers() == []
+
+
+def test_a_lost_folder_of_logs_is_made_again(node: Node) -> None:
+    one_engine(node)
+    node.start()
+    node.wait_state("a", "ready")
+    shutil.rmtree(node.folder / "l")
+    assert node.cli("restart", "a", "--wait").returncode == 0
+    node.wait_state("a", "ready")
+    node.until(lambda: "loading model" in node.cli("logs", "a").stdout, "the new file is followed")

@@ -115,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.dry_run:
         _print_plan(files, commands)
+        for warning in () if args.root else warnings_of(program):
+            print(f"warning: {warning}", file=sys.stderr)
         return DONE
     if not args.root and os.geteuid() != 0:
         again = f"sudo {program} install-systemd"

@@ -54,11 +54,14 @@ def run(args: argparse.Namespace) -> int:
         shards = {shard["name"]: shard for shard in status["shards"]}
     else:
         config, path = read(args, None)
+        from llmgw.cli.asking import Asker
         from llmgw.config.diff import diff
 
         plan = diff(None, config).as_json()
         shards = {id_.shown(spec.replicas): as_written(spec) for spec in config.shards for id_ in spec.ids}
-        title = f"{path} against nothing: no llmgw is running" if not args.offline else f"{path} against nothing"
+        title = f"{path} against nothing"
+        if not args.offline:
+            title += f": no llmgw answers at {Asker.of(args).socket}"
     return tell(args, plan, title, shards)
 
 

@@ -82,16 +82,22 @@ def plain(answer: dict[str, Any], shards: list[Any], *, unicode: bool) -> list[s
     return lines
 
 
-def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen) -> Group:
-    """The same with colours and one line per shard; a detail that had to be cut stands below in full."""
+def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen, *, wrapped: bool = False) -> Group:
+    """The same with colours and one line per shard; a detail that had to be cut stands below in full.
+
+    `wrapped` breaks long lines here, for a picture that is drawn again and again: its lines would be cut off instead.
+    """
     from rich.console import Group
     from rich.text import Text
 
     from llmgw.cli.table import rich_table, room_for_last, shortened, without_spare
 
+    def text(line: str, style: str = "") -> Text:
+        return Text(line, style=style, no_wrap=not wrapped, overflow="fold" if wrapped else "ignore")
+
     now = answer["now"]
     head, *trouble = view.head_lines(answer)
-    parts: list[Any] = [Text(head), *(Text(line, style="yellow" if screen.colour else "") for line in trouble), Text()]
+    parts: list[Any] = [text(head), *(text(line, "yellow" if screen.colour else "") for line in trouble), Text()]
     rows = [view.row(shard, now, unicode=screen.unicode) for shard in shards]
     kept = without_spare(view.COLUMNS, rows, view.SPARE_COLUMNS, screen.width)
     columns = [view.COLUMNS[i] for i in kept]
@@ -102,9 +108,9 @@ def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen) -> Group:
     told = {shard["name"] for shard in shards if shard.get("reason")}
     for cells in rows:
         if len(cells[-1]) > room and cells[0] not in told:
-            parts += [Text(), Text(f"{cells[0]}: {cells[-1]}")]
+            parts += [Text(), text(f"{cells[0]}: {cells[-1]}")]
     for paragraph in view.paragraphs(shards, now):
-        parts += [Text(), Text("\n".join(paragraph))]
+        parts += [Text(), text("\n".join(paragraph))]
     return Group(*parts)
 
 

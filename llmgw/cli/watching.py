@@ -88,11 +88,12 @@ def watch_live(ask: Asker, names: list[str], screen: Screen, interval: float) ->
         while True:
             try:
                 answer = ask.status()
-                picture = drawn(answer, view.chosen(answer, names)[0], screen)
+                picture = drawn(answer, view.chosen(answer, names)[0], screen, wrapped=True)
                 live.update(picture, refresh=True)
             except client.ClientError as error:
                 # What was last seen stays in sight while llmgw is being restarted.
-                lost = Text(f"{error.message}; trying again", style="red" if screen.colour else "")
+                style = "red" if screen.colour else ""
+                lost = Text(f"{error.message}; trying again", style=style, no_wrap=False, overflow="fold")
                 live.update(Group(lost, picture), refresh=True)
             time.sleep(interval)
 

@@ -36,7 +36,8 @@ HEAD = """\
 #:schema ./llmgw.schema.json
 # Everything that llmgw.toml can say. Lines that begin with "#" and a key show the default, or a sample where the
 # default depends on other keys. Only what is not commented out here is in force: two shards that need no GPU.
-# llmgw check llmgw.toml finds every mistake at once; llmgw explain KEY tells more about a key.
+# llmgw check llmgw.toml finds every mistake at once; with --offline it does not look for the programs and files that
+# are named (llama-server and a model, below). llmgw explain KEY tells more about a key.
 """
 
 SHARDS: tuple[Mapping[str, Any], ...] = (

@@ -275,6 +275,9 @@ def _check_version(headers: Mapping[str, str], api: object) -> None:
 
 # -- why there is no answer ------------------------------------------------------------------------------
 
+_START = "start one with: llmgw run llmgw.toml   or: systemctl start llmgw"
+_ELSEWHERE = "one whose file names a runtime_dir is reached by: llmgw -s RUNTIME_DIR/control.sock, or by LLMGW_SOCKET"
+
 
 def _unreachable(path: str, error: OSError) -> ClientError:
     match error:
@@ -282,7 +285,7 @@ def _unreachable(path: str, error: OSError) -> ClientError:
             return ClientError(
                 UNREACHABLE,
                 f"no llmgw is running here ({path} does not exist)",
-                _with_engines("start one with: llmgw run llmgw.toml   or: systemctl start llmgw", path),
+                _with_engines(_START, path, otherwise=f"\n{_ELSEWHERE}"),
             )
         case ConnectionRefusedError():
             return ClientError(
@@ -331,14 +334,15 @@ def _pid_of(connection: socket.socket | None) -> str:
     return f" (pid {pid})" if pid > 1 else ""
 
 
-def _with_engines(hint: str, socket_path: str) -> str:
+def _with_engines(hint: str, socket_path: str, *, otherwise: str = "") -> str:
+    """The hint, with the engines that an llmgw of this socket has left running; `otherwise` where there are none."""
     engines: list[tuple[str, int]] = []
     for folder in _state_directories(socket_path):
         engines = living_engines(folder)
         if engines:
             break
     if not engines:
-        return hint
+        return hint + otherwise
     shown = ", ".join(f"{name} pid {pid}" for name, pid in engines[:3]) + (", ..." if len(engines) > 3 else "")
     count = "1 engine still runs" if len(engines) == 1 else f"{len(engines)} engines still run"
     them = "it" if len(engines) == 1 else "them"

@@ -98,6 +98,27 @@ def test_a_narrow_terminal_leaves_out_what_is_least_asked_for(capsys: pytest.Cap
     ]
 
 
+def test_a_picture_that_is_redrawn_breaks_long_lines_instead_of_losing_their_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from scripted_control import a_shard, a_status
+
+    from llmgw.cli.status import drawn
+    from llmgw.cli.table import console
+
+    remedy = "lower gpu-memory-utilization, use more GPUs, or look for another process on the GPU"
+    reason = {"code": "D1", "cause": "GPU memory ran out", "remedy": remedy, "evidence": ["x" * 100], "retry": True}
+    shards = [a_shard(state="failed", reason=reason)]
+    screen = a_screen(40)
+    out = console(screen)
+    with out.capture() as captured:
+        out.print(drawn(a_status(*shards), shards, screen, wrapped=True))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    assert all(len(line) <= 40 for line in lines)
+    assert " ".join(remedy.split()) in " ".join(" ".join(lines).split())
+    assert sum(line.count("x") for line in lines) >= 100
+
+
 def test_states_have_colours_and_nothing_else_has_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 

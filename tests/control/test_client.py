@@ -103,7 +103,9 @@ def test_without_any_socket_the_likeliest_path_is_named(tmp_path: Path) -> None:
 def test_no_socket_means_no_llmgw(tmp_path: Path) -> None:
     error = failure(str(tmp_path / "none.sock"))
     assert error.message == f"no llmgw is running here ({tmp_path}/none.sock does not exist)"
-    assert error.hint == "start one with: llmgw run llmgw.toml   or: systemctl start llmgw"
+    assert error.hint is not None
+    assert error.hint.startswith("start one with: llmgw run llmgw.toml   or: systemctl start llmgw\n")
+    assert "llmgw -s RUNTIME_DIR/control.sock" in error.hint
 
 
 def test_a_socket_that_nobody_listens_at_means_a_death(tmp_path: Path) -> None:

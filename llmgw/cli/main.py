@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Verb:
@@ -243,9 +247,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has left (`| head`). The interpreter flushes stdout once more at its end: into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Whoever read has left (`| head`).
+        _write_into_nothing()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.filename is not None or error.errno not in DISK_FULL:
+            raise
+        _write_into_nothing()
+        return _told(f"cannot write the output: {error.strerror}", None, FAILED)
     except CommandError as error:
         return _told(error.message, error.hint, error.exit_code)
     except Exception as error:
@@ -271,7 +280,21 @@ def _told(message: str, hint: str | None, exit_code: int) -> int:
         print(error_text(message, hint), file=sys.stderr)
     except BrokenPipeError:
         return PIPE_CLOSED
+    except OSError:
+        # A full disk behind it: the exit code still tells.
+        _write_into_nothing()
     return exit_code
+
+
+def _write_into_nothing() -> None:
+    """The interpreter flushes its streams once more at its end, and would complain about what cannot be written."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nothing, number)
+    os.close(nothing)
 
 
 def entry() -> None:

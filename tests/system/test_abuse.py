@@ -63,6 +63,13 @@ def test_a_verb_whose_output_is_closed_keeps_its_exit_code(node: Node) -> None:
     assert subprocess.run(["/bin/sh", "-c", line], env=node.env, check=False).returncode == 78
 
 
+@pytest.mark.parametrize("words", ["version", "explain", "explain shard.port"])
+def test_output_that_does_not_fit_on_the_disk_is_told_in_one_line(node: Node, words: str) -> None:
+    line = ["/bin/sh", "-c", f'"{sys.executable}" -m llmgw {words} >/dev/full']
+    result = subprocess.run(line, env=node.env, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
 def test_a_log_that_nobody_reads_stops_nothing(node: Node) -> None:
     one_engine(node)
     reader, writer = os.pipe()

@@ -276,6 +276,7 @@ def _check_version(headers: Mapping[str, str], api: object) -> None:
 # -- why there is no answer ------------------------------------------------------------------------------
 
 _START = "start one with: llmgw run llmgw.toml   or: systemctl start llmgw"
+_AGAIN = "start it again with: llmgw run llmgw.toml   or: systemctl start llmgw   (takes over engines that still run)"
 _ELSEWHERE = "one whose file names a runtime_dir is reached by: llmgw -s RUNTIME_DIR/control.sock, or by LLMGW_SOCKET"
 
 
@@ -289,7 +290,9 @@ def _unreachable(path: str, error: OSError) -> ClientError:
             )
         case ConnectionRefusedError():
             return ClientError(
-                UNREACHABLE, f"{path} exists but nobody listens: llmgw died", _with_engines(_JOURNAL, path)
+                UNREACHABLE,
+                f"{path} exists but nobody listens: llmgw died",
+                _with_engines(_JOURNAL, path, otherwise=f"\n{_AGAIN}"),
             )
         case PermissionError():
             return ClientError(UNREACHABLE, f"no permission for {path}", _how_to_get_permission(path))

@@ -573,6 +573,8 @@ def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
         case ProgressSeen(progress=progress):
             return progress.phase
         case ReadyConfirmed():
+            if after.adopted:
+                return "ready (taken over)"
             seconds = after.load_seconds
             return f"ready after {seconds:.1f} s" if seconds is not None else "ready"
         case DrainBegan(by=by):

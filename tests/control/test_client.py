@@ -114,6 +114,7 @@ def test_a_socket_that_nobody_listens_at_means_a_death(tmp_path: Path) -> None:
         dead.bind(path)
     error = failure(path)
     assert error.message == f"{path} exists but nobody listens: llmgw died"
+    assert error.hint is not None and "start it again with: llmgw run" in error.hint
 
 
 def record_of(shard: str, replica: int, leader: ProcessId) -> ShardRecord:

@@ -133,6 +133,11 @@ def test_the_load_time_of_an_adopted_engine_is_not_invented() -> None:
     assert walk(SAMPLES[Launched], ReadyConfirmed(), start=known).load_seconds == 1.0
 
 
+def test_the_history_does_not_tell_an_old_load_as_one_of_now() -> None:
+    adopted = evolve(walk(SAMPLES[Adopted]), load_seconds=60.0)
+    assert describe(adopted, ReadyConfirmed(), walk(ReadyConfirmed(), start=adopted)) == "ready (taken over)"
+
+
 def test_an_adopted_engine_says_so_until_it_is_launched_anew() -> None:
     adopted = walk(SAMPLES[Adopted])
     assert adopted.adopted and adopted.condition(ConditionKind.ADOPTED)

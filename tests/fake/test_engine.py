@@ -241,3 +241,11 @@ def test_a_value_that_does_not_fit_is_said_without_a_traceback(start, argv, code
     assert engine.wait_exit() == code
     assert "Traceback" not in engine.stderr()
     assert "many" in engine.stderr() or "d99" in engine.stderr()
+
+
+def test_help_is_an_answer_and_no_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmgw.fake.engine", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: llmgw-fake-engine")

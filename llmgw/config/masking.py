@@ -10,7 +10,7 @@ from llmgw.config.document import Document
 from llmgw.config.kinds import Entries, Kind, Many, SecretKind
 from llmgw.config.schema import FILE, Record, Records, Table
 from llmgw.domain.problem import Path
-from llmgw.domain.secret_names import line_sounds_secret, sounds_secret
+from llmgw.domain.secret_names import hide_keys, line_sounds_secret, sounds_secret
 
 REFERENCES = ("env", "file", "credential", "sha256")
 """Words of a secret table whose values are not the secret itself."""
@@ -23,7 +23,7 @@ _REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 def masked_text(doc: Document) -> str:
     """The text with every secret value replaced by stars of the same length, so that columns stay."""
     if doc.problems:
-        return _masked_blindly(doc.text)
+        return hide_keys(_masked_blindly(doc.text))
     text = doc.text
     spans = []
     for path in _secret_paths(doc.raw, FILE, ()):
@@ -32,7 +32,7 @@ def masked_text(doc: Document) -> str:
             spans.append((span.start, span.end))
     for start, end in sorted(spans, reverse=True):
         text = text[:start] + re.sub(r"[^\n]", "*", text[start:end]) + text[end:]
-    return text
+    return hide_keys(text)
 
 
 def _masked_blindly(text: str) -> str:

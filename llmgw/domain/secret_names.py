@@ -25,6 +25,15 @@ def sounds_secret(name: str) -> bool:
     return any(_WORD.fullmatch(word) for word in words) or _PAIR.search(name) is not None
 
 
+_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk|hf|gsk|ghp|gho|glpat|xox[a-z])[-_][A-Za-z0-9_-]{8,}")
+"""Beginnings that makers of keys give them so that they are recognised wherever they turn up."""
+
+
+def hide_keys(text: str) -> str:
+    """The text with whatever has the shape of a well-known kind of key as stars, whatever name it stands under."""
+    return _SHAPE.sub(lambda found: "*" * len(found[0]), text)
+
+
 def line_sounds_secret(line: str) -> bool:
     """For a line of a text that cannot be parsed, where even a part of such a word is a reason to hide the rest."""
     return _IN_A_LINE.search(line) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.domain.secret_names import line_sounds_secret, sounds_secret
+from llmgw.domain.secret_names import hide_keys, line_sounds_secret, sounds_secret
 
 SECRET = (
     "HF_TOKEN", "hf_token", "GITHUB_TOKEN_2", "HFTOKEN", "API_TOKENS", "AWS_SECRET_ACCESS_KEY", "SECRET_KEY_BASE",
@@ -26,3 +26,8 @@ def test_a_name_that_promises_a_secret_is_known(name: str) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_name_that_only_resembles_one_is_not(name: str) -> None:
     assert not sounds_secret(name)
+
+
+def test_a_key_is_hidden_by_its_shape_under_any_name() -> None:
+    assert hide_keys('_-OKEN = "sk-0123456789abcdef"') == '_-OKEN = "*******************"'
+    assert hide_keys("hf_abcdefghij task-sk-short risk-0123456789") == "************* task-sk-short risk-0123456789"

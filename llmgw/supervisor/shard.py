@@ -129,8 +129,16 @@ class Shard:
     def report(self, event: Event) -> None:
         before = self._cell.status
         after = self._cell.report(event)
-        if after is not before and is_news(before, event, after):
-            log.info("%s: %s: %s", after.name, after.state, describe(before, event, after))
+        if after is before or not is_news(before, event, after):
+            return
+        told = describe(before, event, after)
+        # "ready: ready after 2 s" would say it twice.
+        text = told if told.startswith(after.state.value) else f"{after.state}: {told}"
+        if isinstance(event, Failed):
+            remedy = f"; {event.reason.remedy}" if event.reason.remedy else ""
+            log.warning("%s: %s%s", after.name, text, remedy)
+        else:
+            log.info("%s: %s", after.name, text)
 
     async def run(self, takeover: Takeover | None = None) -> None:
         """Live until llmgw leaves or it is retired. An error in this task fails this shard and never leaves it."""

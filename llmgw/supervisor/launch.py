@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -58,6 +59,15 @@ TAIL_BYTES = 4 << 20
 
 DEATHS_WINDOW = 10.0
 """Seconds within which several deaths count as one event: the OOM killer takes several engines at once."""
+
+DESCRIPTORS_KEPT = 64
+"""Descriptors for clients, tools and files of llmgw's own that no engine gets; a quarter where the limit is low."""
+
+DESCRIPTORS_OWN = 16
+"""What llmgw has open without any engine: locks, sockets, the event loop's."""
+
+DESCRIPTORS_EACH = 4
+"""What an engine takes: its pidfd, its output file, a connection for probes, and one to spare."""
 
 CLEANUP_MARGIN = 60.0
 """Seconds beyond the longest stop that a clean-up gets when it is cut short by an error or a cancellation."""
@@ -113,6 +123,8 @@ class Host:
     """Engines of which something could not be killed; entered and taken out by their own take-down."""
     engines: dict[ShardId, Engine] = field(factory=dict)
     """Engines that run now; each is entered and taken out by its own launch."""
+    launching: int = 0
+    """How many more are about to run: counted in and out by their own launches."""
     ports: dict[ShardId, int] = field(factory=dict)
     """Ports that llmgw chose, kept over restarts of a shard; those of takeovers are entered before any shard starts."""
     held: dict[int, HeldMemory] = field(factory=dict)
@@ -509,7 +521,12 @@ async def launch(
     the attempt then.
     """
     if takeover is None:
-        engine = await _spawn(host, id_, spec, tail)
+        _keep_descriptors(len(host.engines) + host.launching)
+        host.launching += 1
+        try:
+            engine = await _spawn(host, id_, spec, tail)
+        finally:
+            host.launching -= 1
     else:
         host.generations[id_] = takeover.record.generation
         engine = Engine(host, spec, tail, takeover.processes, takeover.record)
@@ -642,6 +659,24 @@ def _gpus_in_words(gpus: Sequence[str]) -> str:
 def _reason_of(problems: Sequence[Problem]) -> Reason:
     first = problems[0]
     return Reason(first.code, first.message, first.hint, tuple(problem.message for problem in problems[1:]))
+
+
+def _keep_descriptors(engines: int) -> None:
+    """Refuse the engine that would take the last descriptors: nobody could ask llmgw then why nothing works.
+
+    Without any even a free port looks taken. Raises LaunchRefused.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = min(DESCRIPTORS_KEPT, limit // 4)
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        used = limit
+    # Those that were launched just now have not taken theirs yet.
+    if max(used, DESCRIPTORS_OWN + DESCRIPTORS_EACH * engines) + DESCRIPTORS_EACH > limit - kept:
+        cause = f"llmgw may have {limit} files open, which is too few for one more engine"
+        remedy = "raise LimitNOFILE= of the service, or the hard limit of the shell (ulimit -Hn)"
+        raise LaunchRefused(Reason("descriptors", cause, remedy))
 
 
 def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:

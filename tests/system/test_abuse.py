@@ -213,3 +213,34 @@ def test_a_lost_folder_of_logs_is_made_again(node: Node) -> None:
     assert node.cli("restart", "a", "--wait").returncode == 0
     node.wait_state("a", "ready")
     node.until(lambda: "loading model" in node.cli("logs", "a").stdout, "the new file is followed")
+
+
+def test_engines_leave_llmgw_the_descriptors_it_needs_to_say_what_is_wrong(node: Node) -> None:
+    program = json.dumps(["sleep", "1000"])
+    shard = '[[shard]]\nname = "s{}"\nmodel = "m"\nengine = "command"\ncommand = {}\nready_path = "/health"\n'
+    node.write("".join(shard.format(number, program) for number in range(30)))
+    with node.output.open("ab") as output:
+        node.process = subprocess.Popen(
+            ["/bin/sh", "-c", 'ulimit -n 80; exec "$0" -m llmgw run "$1"', sys.executable, str(node.config)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=node.env,
+            start_new_session=True,
+        )
+    node.until(node.answers, "the control socket answers")
+
+    def all_tried() -> bool:
+        shards = node.status()["shards"]
+        return all(shard["state"] in ("starting", "failed") for shard in shards)
+
+    node.until(all_tried, "each was launched or refused")
+    shards = node.status()["shards"]
+    refused = [shard["reason"] for shard in shards if shard["state"] == "failed"]
+    assert 0 < len(refused) < 30
+    assert {reason["cause"] for reason in refused} == {
+        "llmgw may have 80 files open, which is too few for one more engine"
+    }
+    assert "LimitNOFILE" in node.cli("status").stdout
+    assert node.end() == 0
+    assert node.leftovers() == []

@@ -22,8 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import signal
+
     from llmgw.cli.config_file import config_path
 
+    # "Read the file again" says nothing to who has not read it yet; unanswered it would end llmgw.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     path = config_path(args.path or args.config)
     from llmgw.daemon import run as run_daemon
 

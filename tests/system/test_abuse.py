@@ -244,3 +244,23 @@ def test_engines_leave_llmgw_the_descriptors_it_needs_to_say_what_is_wrong(node:
     assert "LimitNOFILE" in node.cli("status").stdout
     assert node.end() == 0
     assert node.leftovers() == []
+
+
+def test_reload_signals_while_it_starts_are_not_deadly(node: Node) -> None:
+    one_engine(node)
+    node.start(wait=False)
+    assert node.process is not None
+    ignored = 1 << (signal.SIGHUP - 1)
+
+    def protected() -> bool:
+        with open(f"/proc/{node.process.pid}/status", encoding="ascii") as file:  # type: ignore[union-attr]
+            masks = dict(line.split(":", 1) for line in file)
+        return bool((int(masks["SigIgn"], 16) | int(masks["SigCgt"], 16)) & ignored)
+
+    node.until(protected, "the interpreter runs llmgw's own code")
+    deadline = time.monotonic() + 30
+    while not node.socket.exists() and time.monotonic() < deadline:
+        node.process.send_signal(signal.SIGHUP)
+        time.sleep(0.005)
+    node.until(node.answers, "the control socket answers")
+    node.wait_state("a", "ready")

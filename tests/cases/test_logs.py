@@ -89,7 +89,7 @@ BYTES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("what", list(BYTES))
 def test_no_bytes_of_an_engine_stop_it_or_llmgw(node: Node, what: str) -> None:
     node.write(printing(node, BYTES[what]))
@@ -189,7 +189,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("how", list(LOSSES))
 def test_a_file_that_is_lost_from_outside_stops_nobody(node: Node, how: str) -> None:
     node.write(printing(node, "for n in range(100): out(b'line %d\\n' % n); time.sleep(0.005)"))
@@ -209,7 +209,7 @@ def test_a_file_that_is_lost_from_outside_stops_nobody(node: Node, how: str) -> 
     assert not is_alive(pid)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="needs root for a mount")
 def test_a_log_folder_that_is_full_costs_lines_and_nothing_else(node: Node) -> None:
     folder = node.folder / "l"

@@ -160,7 +160,7 @@ def test_no_answer_of_whatever_kind_is_ready_or_breaks_anything(node: Node) -> N
     assert "Traceback" not in node.log() and "bug" not in node.conditions("a")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_no_answer_of_whatever_kind_ends_a_ready_engine(node: Node) -> None:
     engine = Scripted(node)
     engine.say(YES)
@@ -294,7 +294,7 @@ def test_a_time_of_503_is_unhealthy_and_over_with_the_first_yes(node: Node) -> N
     assert (node.shard("a")["pid"], node.shard("a")["failures"]) == (pid, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_engine_that_stays_ill_or_without_a_worker_is_restarted_where_that_is_wished(node: Node) -> None:
     more = 'unhealthy_timeout = "10s"'
     node.write(QUICK + shard(LLAMACPP, knobs="--fake-health-503-after 1", more=more) + with_worker("b", more))
@@ -370,7 +370,7 @@ def test_the_address_that_the_engine_binds_is_asked(node: Node, host: str) -> No
 # -- the third question: does it make steps?
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_stalled_engine_is_told_and_restarted_where_that_is_wished(node: Node) -> None:
     node.write(
         QUICK

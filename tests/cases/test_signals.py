@@ -223,7 +223,7 @@ def test_an_engine_may_lock_as_much_memory_as_the_hard_limit_allows(node: Node) 
 # -- an end that nobody planned, and `llmgw sweep`
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("on_stop", "words", "stays"),
     [

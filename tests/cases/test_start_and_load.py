@@ -154,7 +154,7 @@ def test_a_load_that_says_nothing_ends_at_its_limit_and_can_be_started_again(nod
     assert node.wait_state("a", "loading")["generation"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_load_that_moves_for_ever_ends_at_the_hard_limit(node: Node) -> None:
     more = 'load_timeout = "2s"\nload_timeout_max = "5s"\nrestart = "no"'
     node.write(QUICK + vllm(knobs="--fake-never-ready --fake-progress lines", more=more))
@@ -277,7 +277,7 @@ def test_who_takes_the_port_after_the_launch_is_named_and_never_taken_for_the_en
     assert node.wait_state("a", "ready")["generation"] >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_two_llmgw_whose_shards_choose_one_port_while_loading_both_become_ready(node: Node) -> None:
     with Node() as other:
         other.ports = node.ports

@@ -58,7 +58,7 @@ def in_background(node: Node, *words: str) -> subprocess.Popen[str]:
 # -- F14: workers outlive a dead leader
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("adopted", [False, True])
 def test_the_gpus_of_a_killed_leader_are_free_only_when_its_last_worker_is_gone(node: Node, adopted: bool) -> None:
     gpus = FakeGpus(node)
@@ -129,7 +129,7 @@ server.serve_forever()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("adopted", [False, True])
 def test_a_stop_ends_all_that_a_shard_started_wherever_it_went(node: Node, adopted: bool) -> None:
     node.write(scripted(node, ESCAPES, more='stop_timeout = "1s"'))
@@ -200,7 +200,7 @@ def test_open_streams_are_finished_before_any_signal(node: Node, kind: str) -> N
     assert node.engine_processes() == []
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("kind", "knobs", "least"),
     [
@@ -380,7 +380,7 @@ def wrapped(wrapper: str, kind: str, more: str = "") -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("adopted", [False, True])
 @pytest.mark.parametrize("wrapper", list(WRAPPERS))
 def test_a_stop_reaches_the_engine_behind_a_wrapper(node: Node, wrapper: str, adopted: bool) -> None:
@@ -464,7 +464,7 @@ def test_a_leader_whose_main_thread_has_ended_lives_and_is_adopted_and_stopped(n
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not os.access(FREEZER, os.W_OK), reason="needs the freezer of cgroup v1 to make a process immortal")
 def test_what_does_not_die_fails_its_shard_keeps_its_gpu_and_holds_up_nobody(node: Node) -> None:
     FakeGpus(node)
@@ -506,7 +506,7 @@ def test_what_does_not_die_fails_its_shard_keeps_its_gpu_and_holds_up_nobody(nod
 
 
 # -- F19: leftovers in /dev/shm
-@pytest.mark.slow
+@pytest.mark.proof
 def test_crashes_leave_nothing_in_dev_shm_and_a_foreign_segment_stays(node: Node) -> None:
     tag = secrets.token_hex(4)
     shm = Path("/dev/shm")

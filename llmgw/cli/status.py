@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from rich.console import Group
-
 USAGE = "llmgw status [SHARD ...] [-w] [--json]"
 DETAILS = """\
 Exit code: 0 all wanted shards are ready, 1 some shard has failed, 3 not all are ready, 4 no such shard, 5 no llmgw.
@@ -66,6 +64,8 @@ def pick(answer: dict[str, Any], names: list[str]) -> list[Any]:
 
 def print_status(answer: dict[str, Any], shards: list[Any], screen: Screen) -> None:
     if screen.drawn:
+        from llmgw.cli.status_picture import print_drawn
+
         print_drawn(answer, shards, screen)
     else:
         sys.stdout.write("\n".join(plain(answer, shards, unicode=screen.unicode)) + "\n")
@@ -80,48 +80,6 @@ def plain(answer: dict[str, Any], shards: list[Any], *, unicode: bool) -> list[s
     for paragraph in view.paragraphs(shards, now):
         lines += ["", *paragraph]
     return lines
-
-
-def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen, *, wrapped: bool = False) -> Group:
-    """The same with colours and one line per shard; a detail that had to be cut stands below in full.
-
-    `wrapped` breaks long lines here, for a picture that is drawn again and again: its lines would be cut off instead.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    from llmgw.cli.table import rich_table, room_for_last, shortened, without_spare
-
-    def text(line: str, style: str = "") -> Text:
-        return Text(line, style=style, no_wrap=not wrapped, overflow="fold" if wrapped else "ignore")
-
-    now = answer["now"]
-    head, *trouble = view.head_lines(answer)
-    parts: list[Any] = [text(head), *(text(line, "yellow" if screen.colour else "") for line in trouble), Text()]
-    rows = [view.row(shard, now, unicode=screen.unicode) for shard in shards]
-    kept = without_spare(view.COLUMNS, rows, view.SPARE_COLUMNS, screen.width)
-    columns = [view.COLUMNS[i] for i in kept]
-    rows = [tuple(cells[i] for i in kept) for cells in rows]
-    room = room_for_last(columns, rows, screen.width)
-    cut = [(*cells[:-1], shortened(cells[-1], room, unicode=screen.unicode)) for cells in rows]
-    parts.append(rich_table(columns, cut, columns.index("STATE"), screen) if rows else Text("no shards"))
-    told = {shard["name"] for shard in shards if shard.get("reason")}
-    for cells in rows:
-        if len(cells[-1]) > room and cells[0] not in told:
-            parts += [Text(), text(f"{cells[0]}: {cells[-1]}")]
-    for paragraph in view.paragraphs(shards, now):
-        parts += [Text(), text("\n".join(paragraph))]
-    return Group(*parts)
-
-
-def print_drawn(answer: dict[str, Any], shards: list[Any], screen: Screen) -> None:
-    from llmgw.cli.table import console
-
-    out = console(screen)
-    with out.capture() as captured:
-        out.print(drawn(answer, shards, screen))
-    # rich pads every line to the width of the table.
-    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
 
 def watch(ask: Any, args: argparse.Namespace) -> int:

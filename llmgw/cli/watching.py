@@ -80,7 +80,7 @@ def watch_live(ask: Asker, names: list[str], screen: Screen, interval: float) ->
     from rich.live import Live
     from rich.text import Text
 
-    from llmgw.cli.status import drawn
+    from llmgw.cli.status_picture import drawn
     from llmgw.cli.table import console
 
     picture: Any = Text("")

@@ -52,7 +52,7 @@ def a_screen(width: int, *, colour: bool = False) -> Screen:
 def test_a_drawn_status_keeps_every_column_and_one_line_per_shard(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 
-    from llmgw.cli.status import print_drawn
+    from llmgw.cli.status_picture import print_drawn
 
     text = "a very long text that cannot fit into the line of a terminal, [gpu:0] :smile: and goes on and on"
     shards = [a_shard(conditions=[{"kind": "unhealthy", "text": text, "since": 0}]), a_shard("qwen")]
@@ -69,7 +69,7 @@ def test_a_drawn_status_keeps_every_column_and_one_line_per_shard(capsys: pytest
 def test_a_terminal_that_is_too_narrow_loses_no_column(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 
-    from llmgw.cli.status import print_drawn
+    from llmgw.cli.status_picture import print_drawn
 
     shards = [a_shard("a-rather-long-name-of-a-shard")]
     print_drawn(a_status(*shards), shards, a_screen(40))
@@ -81,7 +81,7 @@ def test_a_terminal_that_is_too_narrow_loses_no_column(capsys: pytest.CaptureFix
 def test_a_narrow_terminal_leaves_out_what_is_least_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 
-    from llmgw.cli.status import print_drawn
+    from llmgw.cli.status_picture import print_drawn
 
     shards = [a_shard(), a_shard("qwen", state="failed")]
     heads = []
@@ -103,7 +103,7 @@ def test_a_picture_that_is_redrawn_breaks_long_lines_instead_of_losing_their_end
 ) -> None:
     from scripted_control import a_shard, a_status
 
-    from llmgw.cli.status import drawn
+    from llmgw.cli.status_picture import drawn
     from llmgw.cli.table import console
 
     remedy = "lower gpu-memory-utilization, use more GPUs, or look for another process on the GPU"
@@ -122,7 +122,7 @@ def test_a_picture_that_is_redrawn_breaks_long_lines_instead_of_losing_their_end
 def test_states_have_colours_and_nothing_else_has_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
     from scripted_control import a_shard, a_status
 
-    from llmgw.cli.status import print_drawn
+    from llmgw.cli.status_picture import print_drawn
 
     shards = [a_shard()]
     print_drawn(a_status(*shards), shards, a_screen(120, colour=True))

@@ -469,4 +469,4 @@ def test_a_power_off_ends_the_engines_in_order(box: Box) -> None:
     last_words = box.whole_log()[said:]
     assert "cannot ask systemd" not in last_words  # the bus is still there
     assert "SIGTERM: stopping the engines" in last_words
-    assert all(f"{name}: stopped: " in last_words for name in ("alpha", "beta"))
+    assert all(f"{name}: stopped by " in last_words for name in ("alpha", "beta"))

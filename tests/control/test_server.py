@@ -32,6 +32,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     control = bind(path)
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(path)
+        assert peer.getpeername() == path
     control.close()
 
 

@@ -32,7 +32,6 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
     control = bind(path)
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(path)
-        assert peer.getpeername() == path
     control.close()
 
 

@@ -1,10 +1,13 @@
-"""Facts about the node's GPUs as they were read. "The driver does not say" is None, never 0."""
+"""Facts about the node's hardware as they were read. "The driver does not say" is None, never 0."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from attrs import frozen
+from attrs import field, frozen
+
+from llmgw.domain.fabric import FabricInventory
 
 
 class InventoryStatus(StrEnum):
@@ -78,6 +81,95 @@ class Gpu:
     """Uncorrected errors since the driver was loaded."""
     flags: tuple[GpuFlag, ...] = ()
     """In the order of the enum."""
+    virtual: bool = False
+    """A vGPU: a share of a card that a hypervisor gave to this machine."""
+    persistence_mode: bool | None = None
+    recovery_action: str | None = None
+    """What the driver says has to be done to it (`Reset`, `Reboot`, ...), None when nothing or when it does not say."""
+    temperature: int | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    power_limit: float | None = None
+    """Watts."""
+
+    @property
+    def usable_memory(self) -> int | None:
+        """MiB that CUDA can see: the total without what the driver reserves; None is unknown."""
+        return None if self.memory_total is None else self.memory_total - (self.memory_reserved or 0)
+
+
+@frozen
+class MigInstance:
+    """A slice of a card in MIG mode. Memory in MiB; None: the driver did not say, never taken from the name."""
+
+    parent_index: int
+    device: int
+    """Its number in `nvidia-smi -L`."""
+    uuid: str
+    profile: str
+    """Such as `3g.40gb`."""
+    gpu_class: str
+    memory_total: int | None
+
+
+@frozen
+class OtherGpu:
+    """A GPU of another vendor: listed, not placed on. Memory in MiB."""
+
+    vendor: str
+    index: int
+    name: str
+    bus_id: str
+    memory_total: int | None = None
+    memory_used: int | None = None
+    architecture: str | None = None
+    """Such as `gfx942`."""
+
+
+@frozen
+class Topology:
+    """How near the GPUs of a node are to one another and to network adapters."""
+
+    links: Mapping[tuple[int, int], str] = field(factory=dict)
+    """(lower index, higher index) -> `NV18`, `PIX`, `PXB`, `PHB`, `NODE` or `SYS`, as `nvidia-smi topo -m` says."""
+    nearest_nic: Mapping[int, str] = field(factory=dict)
+    """GPU index -> device name of the adapter with the shortest way."""
+    source: str = "nvidia-smi"
+    """`nvidia-smi`, or `sysfs` where only NUMA nodes and PCI paths are known."""
+
+    def link(self, a: int, b: int) -> str | None:
+        return self.links.get((min(a, b), max(a, b)))
+
+    @property
+    def gpu_gpu(self) -> str | None:
+        """The one link that all pairs have, None when pairs differ or there is no pair."""
+        kinds = set(self.links.values())
+        return next(iter(kinds)) if len(kinds) == 1 else None
+
+    @property
+    def nvlink_sets(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of GPUs in which each has NVLink to each other one, in order of the lowest index."""
+        return tuple(self._cliques())
+
+    def _cliques(self) -> Iterator[tuple[int, ...]]:
+        left = sorted({index for pair in self.links for index in pair})
+        while left:
+            clique = [left[0]]
+            for index in left[1:]:
+                if all((self.link(index, other) or "").startswith("NV") for other in clique):
+                    clique.append(index)
+            left = [index for index in left if index not in clique]
+            if len(clique) > 1:
+                yield tuple(clique)
+
+
+@frozen
+class Stale:
+    """Why older facts are still shown: the last question after them failed. `since` in seconds since the epoch."""
+
+    error: InventoryError
+    detail: str | None
+    since: float
 
 
 @frozen
@@ -93,7 +185,85 @@ class Inventory:
     lost: tuple[LostGpu, ...] = ()
     processes_known: bool = True
     """False: the list of compute processes could not be read, so an empty one proves nothing."""
+    mig_instances: tuple[MigInstance, ...] = ()
+    topology: Topology | None = None
+    """None: neither nvidia-smi nor sysfs said anything."""
+    other_gpus: tuple[OtherGpu, ...] = ()
+    stale: Stale | None = None
+    """These are the last good facts, and the question after newer ones failed: nothing new is placed by them."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it tells what is free: an inventory that failed or is stale proves nothing."""
+        return self.status is not InventoryStatus.ERROR and self.stale is None
 
     def gpu(self, index: int) -> Gpu | None:
         """The GPU of this index in PCI bus order, or None."""
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
+
+
+@frozen
+class GpuHolder:
+    """A process on a GPU as people know it. `shard` names the one of ours that it belongs to, None: a stranger.
+    User and command are None where /proc does not show them. Memory in MiB, None is unknown."""
+
+    pid: int
+    memory: int | None
+    user: str | None = None
+    command: str | None = None
+    shard: str | None = None
+
+    def __str__(self) -> str:
+        details = [self.command or "not visible"]
+        if self.user is not None:
+            details.append(self.user)
+        return f"pid {self.pid} ({', '.join(details)})"
+
+
+@frozen
+class Availability:
+    """Whether a GPU may be handed out now, beside engines of ours that may be on it.
+
+    `why_not` is None exactly when it may. `free` in MiB: what a new engine can have, with small strangers and our own
+    engines subtracted; None is unknown.
+    """
+
+    uuid: str
+    why_not: str | None
+    free: int | None
+    holders: tuple[GpuHolder, ...] = ()
+
+    @property
+    def assignable(self) -> bool:
+        return self.why_not is None
+
+
+@frozen
+class HostHardware:
+    """The rest of the node that engines need. Sizes in MiB but `memlock`, which is in bytes; -1 is unlimited, None is
+    unknown."""
+
+    memory_total: int | None = None
+    memory_available: int | None = None
+    shm_total: int | None = None
+    shm_free: int | None = None
+    memlock_soft: int | None = None
+    memlock_hard: int | None = None
+    nvidia_uvm: bool | None = None
+    """Whether the device that CUDA needs is there: /dev/nvidia-uvm."""
+    nccl_config_files: tuple[str, ...] = ()
+    """Files that NCCL reads by itself and that override what llmgw sets, such as /etc/nccl.conf."""
+
+
+@frozen
+class NodeInventory:
+    """Everything that is known about the hardware of one node."""
+
+    node: str
+    gpu: Inventory
+    fabric: FabricInventory = field(factory=FabricInventory)
+    host: HostHardware = field(factory=HostHardware)
+    address: str | None = None
+    """By which other nodes reach it; None is unknown."""
+    interface: str | None = None
+    """The network interface that has `address`."""

@@ -1,0 +1,88 @@
+"""Facts about the node's network for engines that span nodes: RDMA ports, and the fabrics they make up."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import frozen
+
+
+class PortKind(StrEnum):
+    """By the link layer: software devices count as RoCE, EFA and unknown ones as other."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    OTHER = "other"
+
+
+@frozen
+class FabricPort:
+    """One port of an RDMA device. Everything optional is None where sysfs did not say."""
+
+    device: str
+    port: int
+    kind: PortKind
+    state: str | None
+    """`ACTIVE`, `DOWN`, `INIT`, ...: the name behind the number."""
+    rate_gbps: float | None
+    usable: bool
+    """NCCL can use it for traffic between nodes."""
+    reason: str | None = None
+    """Why it is not usable, for people."""
+    subnet_prefix: str | None = None
+    """InfiniBand: the upper 64 bits of GID 0, as four groups of hex digits."""
+    sm_lid: int | None = None
+    lid: int | None = None
+    ipv4: str | None = None
+    ipv6: str | None = None
+    """RoCE: the address of the chosen GID, compressed; only one of the two is set."""
+    gid_index: int | None = None
+    """RoCE v2: index of the chosen GID. It differs between ports and nodes, so it never becomes a variable."""
+    network: str | None = None
+    """RoCE: the network of that address, None where its prefix length is unknown."""
+    netdev: str | None = None
+    pci: str | None = None
+    numa: int | None = None
+    driver: str | None = None
+    pkeys: tuple[str, ...] = ()
+    """InfiniBand: the partition keys that are set, as `0xffff`, in the order of the table."""
+
+    @property
+    def label(self) -> str:
+        """The name that NCCL_IB_HCA takes."""
+        return f"{self.device}:{self.port}"
+
+
+@frozen
+class Fabric:
+    """Usable ports of one node that reach the same network. What identifies it between nodes is its key."""
+
+    kind: PortKind
+    ports: tuple[str, ...]
+    """`device:port`, in natural order."""
+    driver: str | None = None
+    rate_gbps: float | None = None
+    """Of all ports together."""
+    subnet_prefix: str | None = None
+    sm_lid: int | None = None
+    pkeys: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    """RoCE: sorted as text. Empty where a network is unknown: then it matches no other node."""
+    ipv6_only: bool = False
+    """RoCE: no port has an IPv4 address, which NCCL must be told."""
+    island: str | None = None
+    """The operator's name for it (`[node] island`), which replaces what identifies it otherwise."""
+
+
+@frozen
+class FabricInventory:
+    """All ports and fabrics of one node, the best fabric first. No adapter at all is a normal node."""
+
+    ports: tuple[FabricPort, ...] = ()
+    fabrics: tuple[Fabric, ...] = ()
+    unreadable_devices: tuple[str, ...] = ()
+
+    @property
+    def preferred(self) -> Fabric | None:
+        """The one that shards over several nodes use."""
+        return self.fabrics[0] if self.fabrics else None

@@ -64,6 +64,8 @@ class Request:
     """May be on a card with others that share; needs `memory`."""
     priority: int = 0
     where: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    running: bool = False
+    """Its engine runs: what it has is its own until it ends, whatever became of the cards."""
 
 
 @frozen

@@ -1,0 +1,488 @@
+"""Which cards each instance gets, on one node or many: one pure function, greedy, without a solver.
+
+The same input in any order gives the same output, and the output given back as `current` changes nothing. What runs is
+never moved to tidy up: loading takes minutes, a perfect packing is not worth one.
+
+Order of the work: what runs keeps its cards; cards that are named are reserved for whoever names them, also while it
+cannot have them; earlier assignments that still hold are kept; the rest is placed by priority, number of nodes, GPUs
+per node and name, each by the best candidate (see `_Candidate`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from attrs import define, field
+
+from llmgw.domain.shard import ShardId
+from llmgw.placement.model import Assignment, Card, NodeView, Placement, Request, Slot
+from llmgw.placement.reasons import explain
+
+Group = tuple[str, tuple[int, int] | None, bool]
+"""Cards that may split a layer among them: class, compute capability, whether they are virtual."""
+
+
+def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mapping[ShardId, Assignment]) -> Placement:
+    """Give cards to `requests`. `current` is what they had until now; entries of others are ignored.
+
+    The cards of a request that is `running` stay its own. Any other entry of `current` is kept while its cards are
+    there, may be given, and match what is asked for.
+    """
+    board = _Board(nodes)
+    ordered = sorted(requests, key=_order)
+    given: dict[ShardId, Assignment] = {}
+    for request in ordered:
+        if request.running and request.id in current:
+            given[request.id] = current[request.id]
+            board.claim(request, current[request.id])
+    for request in ordered:
+        board.reserve(request)
+    waiting = []
+    for request in ordered:
+        if request.id in given:
+            continue
+        kept = current.get(request.id)
+        if kept is not None and board.is_valid(request, kept):
+            given[request.id] = kept
+            board.claim(request, kept)
+        else:
+            waiting.append(request)
+    reasons = {}
+    for request in waiting:
+        found = board.find(request)
+        if found is None:
+            reasons[request.id] = explain(request, board.nodes, board.uses)
+        else:
+            given[request.id] = found
+            board.claim(request, found)
+    moved = frozenset(
+        request.id for request in ordered if request.id in current and current[request.id] != given.get(request.id)
+    )
+    return Placement(given, reasons, moved)
+
+
+def _order(request: Request) -> tuple[bool, int, int, int, ShardId]:
+    # What is named comes first: it has no second choice.
+    return (not request.pinned, -request.priority, -request.nodes, -(request.gpus // request.nodes), request.id)
+
+
+class _Candidate(NamedTuple):
+    """A node for one share of a request; the smallest one wins."""
+
+    penalty: int
+    """1 where no NVLink clique is large enough."""
+    leftover: int
+    """Free cards of this group that would be left: best fit."""
+    load: int
+    """Cards of the node that are in use."""
+    class_rank: int
+    node: str
+    at: int
+    """The node, by its place in the list."""
+    group: int
+
+
+@define
+class _Node:
+    view: NodeView
+    groups: dict[int, list[int]] = field(factory=dict)
+    """Group -> its cards by position, in order of their indexes."""
+    free: dict[int, set[int]] = field(factory=dict)
+    """Group -> cards that nobody has and that may be given."""
+    cliques: dict[int, dict[int, set[int]]] = field(factory=dict)
+    """Group -> clique -> its free cards."""
+    used: int = 0
+    version: int = 0
+    """Counts changes: what was computed for an older one is void."""
+
+
+class _Board:
+    """The cards while they are given out."""
+
+    def __init__(self, nodes: Sequence[NodeView]) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.uses: dict[str, list[Request]] = defaultdict(list)
+        """UUID -> who has it, or has it reserved."""
+        self._shared: dict[str, int] = {}
+        """UUID -> MiB given to those that share it."""
+        self._group_ids: dict[Group, int] = {}
+        self._names: list[Group] = []
+        self._places: dict[str, tuple[int, int]] = {}
+        self._states = [self._enter(index, node) for index, node in enumerate(self.nodes)]
+        self._by_name = {node.name: index for index, node in enumerate(self.nodes)}
+        self._heaps: dict[tuple[int, int], list[tuple[_Candidate, int]]] = {}
+        self._homes: dict[str, Counter[int]] = defaultdict(Counter)
+        """Shard -> on which nodes its instances are."""
+        self._by_island: dict[str, list[int]] = defaultdict(list)
+        for index, node in enumerate(self.nodes):
+            for island in sorted(node.islands or {f"node {node.name}"}):
+                self._by_island[island].append(index)
+
+    def _enter(self, index: int, view: NodeView) -> _Node:
+        node = _Node(view)
+        for position, card in enumerate(view.cards):
+            self._places[card.uuid] = (index, position)
+            if card.gpu_class is None:
+                continue
+            group = self._group_of(card)
+            node.groups.setdefault(group, []).append(position)
+            free = node.free.setdefault(group, set())
+            if card.why_not is None and view.why_not is None:
+                free.add(position)
+                if card.clique is not None:
+                    node.cliques.setdefault(group, {}).setdefault(card.clique, set()).add(position)
+        for group, positions in node.groups.items():
+            positions.sort(key=lambda at: _nearest(view.cards[at]))
+            node.free.setdefault(group, set())
+        return node
+
+    def _group_of(self, card: Card) -> int:
+        key: Group = (card.gpu_class or "", card.capability, card.is_virtual)
+        if key not in self._group_ids:
+            self._group_ids[key] = len(self._names)
+            self._names.append(key)
+        return self._group_ids[key]
+
+    # -- giving and keeping ------------------------------------------------------------------------------
+
+    def claim(self, request: Request, assignment: Assignment) -> None:
+        for slot in assignment.slots:
+            for uuid in slot.uuids:
+                self._use(request, uuid)
+            index = self._by_name.get(slot.node)
+            if index is not None:
+                self._homes[request.id.name][index] += 1
+
+    def reserve(self, request: Request) -> None:
+        """Named cards belong to whoever names them, whether it can have them now or not."""
+        for uuid in request.pinned:
+            if all(user.id != request.id for user in self.uses[uuid]):
+                self._use(request, uuid)
+
+    def _use(self, request: Request, uuid: str) -> None:
+        users = self.uses[uuid]
+        if any(user.id == request.id for user in users):
+            return
+        users.append(request)
+        if request.share and request.memory is not None:
+            self._shared[uuid] = self._shared.get(uuid, 0) + request.memory
+        place = self._places.get(uuid)
+        if place is None:
+            return
+        index, position = place
+        node = self._states[index]
+        card = node.view.cards[position]
+        if card.gpu_class is None:
+            return
+        group = self._group_of(card)
+        if position in node.free[group]:
+            node.free[group].discard(position)
+            if card.clique is not None:
+                node.cliques[group][card.clique].discard(position)
+            node.used += 1
+            node.version += 1
+            # The other groups too: how loaded the node is stands in their entries.
+            for heap_group, size in self._heaps:
+                self._push(index, heap_group, size)
+
+    def is_valid(self, request: Request, kept: Assignment) -> bool:
+        """Whether an earlier assignment still stands: its cards are there, free, and what is asked for."""
+        uuids = kept.uuids
+        if len(uuids) != request.gpus or len(kept.slots) != request.nodes or len(set(uuids)) != len(uuids):
+            return False
+        if request.pinned:
+            return set(uuids) == set(request.pinned) and self._pins_open(request)
+        groups = set()
+        for slot in kept.slots:
+            index = self._by_name.get(slot.node)
+            if index is None or not self._may_host(request, index) or len(slot.uuids) * request.nodes != request.gpus:
+                return False
+            for uuid in slot.uuids:
+                place = self._places.get(uuid)
+                if place is None or place[0] != index:
+                    return False
+                card = self._states[index].view.cards[place[1]]
+                if not self._is_open(request, card) or not _is_wanted(request, card):
+                    return False
+                groups.add(self._group_of(card))
+        if len(groups) > 1 and (request.one_class or len({self._names[group][2] for group in groups}) > 1):
+            return False
+        indexes = [self._by_name[slot.node] for slot in kept.slots]
+        return len(set(indexes)) == len(indexes) and (len(indexes) == 1 or bool(self._common_islands(indexes)))
+
+    def _common_islands(self, indexes: Sequence[int]) -> frozenset[str]:
+        return frozenset.intersection(*(self.nodes[index].islands for index in indexes))
+
+    def _is_open(self, request: Request, card: Card) -> bool:
+        """Whether this request may have that card beside its present users."""
+        if card.why_not is not None:
+            return False
+        if request.memory is not None and (card.usable_memory is None or card.usable_memory < request.memory):
+            return False
+        others = [user for user in self.uses.get(card.uuid, ()) if user.id != request.id]
+        if not others:
+            return True
+        if not (request.share and request.memory is not None and all(user.share for user in others)):
+            return False
+        taken = sum(user.memory or 0 for user in others)
+        return card.usable_memory is not None and taken + request.memory <= card.usable_memory
+
+    def _may_host(self, request: Request, index: int) -> bool:
+        view = self.nodes[index]
+        if view.why_not is not None:
+            return False
+        return all(view.labels.get(key) in values for key, values in request.where.items())
+
+    # -- finding -----------------------------------------------------------------------------------------
+
+    def find(self, request: Request) -> Assignment | None:
+        if request.pinned:
+            return self._find_pinned(request)
+        if request.nodes > 1:
+            return self._find_several(request)
+        if request.memory is not None:
+            found = self._find_by_card(request, same_group=True)
+        else:
+            found = self._find_by_node(request)
+        if found is None and not request.one_class and request.gpus > 1:
+            found = self._find_by_card(request, same_group=False)
+        return found
+
+    def _find_pinned(self, request: Request) -> Assignment | None:
+        if not self._pins_open(request):
+            return None
+        places = [self._places[uuid] for uuid in request.pinned]
+        index = places[0][0]
+        cards = [self._states[index].view.cards[position] for _, position in places]
+        slot = Slot(self.nodes[index].name, request.pinned)
+        classes = {card.gpu_class for card in cards}
+        return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
+
+    def _pins_open(self, request: Request) -> bool:
+        places = [self._places.get(uuid) for uuid in request.pinned]
+        known = [place for place in places if place is not None]
+        if len(known) != len(places) or len({index for index, _ in known}) != 1:
+            return False
+        index = known[0][0]
+        if not self._may_host(request, index):
+            return False
+        return all(self._is_open(request, self._states[index].view.cards[position]) for _, position in known)
+
+    def _find_by_node(self, request: Request) -> Assignment | None:
+        """One node, whole cards: the best of each group's heap, away from a node that has all of the others."""
+        best: tuple[int, _Candidate] | None = None
+        alone = self._only_home(request)
+        for group in self._groups_for(request):
+            for penalty, candidate in self._best_two(request, group, alone):
+                ranked = (penalty, candidate._replace(class_rank=self._class_rank(request, group)))
+                if best is None or ranked < best:
+                    best = ranked
+        if best is None:
+            return None
+        candidate = best[1]
+        return self._take(request, [(candidate.at, candidate.group)])
+
+    def _only_home(self, request: Request) -> int | None:
+        """The node that would hold all instances of this shard, were this one put there too."""
+        homes = self._homes.get(request.id.name)
+        return next(iter(homes)) if homes is not None and len(homes) == 1 else None
+
+    def _best_two(self, request: Request, group: int, alone: int | None) -> Iterator[tuple[int, _Candidate]]:
+        """The best candidate of a group, and the best one apart from the others of the shard if that is another."""
+        heap = self._heap(group, request.gpus)
+        skipped: list[tuple[_Candidate, int]] = []
+        together: _Candidate | None = None
+        while heap:
+            entry = heap[0]
+            candidate, version = entry
+            if self._states[candidate.at].version != version:
+                heappop(heap)
+                continue
+            if self._may_host(request, candidate.at):
+                if candidate.at != alone:
+                    yield (0, candidate)
+                    break
+                together = candidate
+            skipped.append(heappop(heap))
+        for entry in skipped:
+            heappush(heap, entry)
+        if together is not None:
+            yield (1, together)
+
+    def _heap(self, group: int, size: int) -> list[tuple[_Candidate, int]]:
+        key = (group, size)
+        if key not in self._heaps:
+            entries = (self._candidate(index, group, size) for index in range(len(self._states)))
+            self._heaps[key] = [entry for entry in entries if entry is not None]
+            heapify(self._heaps[key])
+        return self._heaps[key]
+
+    def _push(self, index: int, group: int, size: int) -> None:
+        entry = self._candidate(index, group, size)
+        if entry is not None:
+            heappush(self._heaps[group, size], entry)
+
+    def _candidate(self, index: int, group: int, size: int) -> tuple[_Candidate, int] | None:
+        node = self._states[index]
+        free = node.free.get(group)
+        if free is None or len(free) < size:
+            return None
+        penalty = 0
+        if size > 1:
+            cliques = node.cliques.get(group, {})
+            penalty = 0 if any(len(cards) >= size for cards in cliques.values()) else 1
+        candidate = _Candidate(penalty, len(free) - size, node.used, 0, node.view.name, index, group)
+        return candidate, node.version
+
+    def _groups_for(self, request: Request) -> list[int]:
+        """Groups whose cards may serve a request. Slices only where their class is named, and never several."""
+        groups = []
+        for group, (name, _, _) in enumerate(self._names):
+            is_slice = _is_slice_class(name)
+            wanted = name in request.classes if request.classes else not is_slice
+            if wanted and not (is_slice and request.gpus > 1):
+                groups.append(group)
+        return groups
+
+    def _class_rank(self, request: Request, group: int) -> int:
+        # By name where no order was given: the number of a group depends on which node was looked at first.
+        if request.classes:
+            return request.classes.index(self._names[group][0])
+        return sorted(self._names, key=str).index(self._names[group])
+
+    def _take(self, request: Request, shares: Sequence[tuple[int, int]]) -> Assignment:
+        size = request.gpus // request.nodes
+        slots = []
+        for index, group in shares:
+            node = self._states[index]
+            positions = self._cards_of(node, group, size)
+            slots.append(Slot(node.view.name, tuple(node.view.cards[at].uuid for at in positions)))
+        return Assignment(request.id, tuple(slots), self._names[shares[0][1]][0])
+
+    def _cards_of(self, node: _Node, group: int, size: int) -> list[int]:
+        """`size` free cards of a group: within the smallest clique that is large enough, else loose ones first."""
+        free = node.free[group]
+        cliques = sorted(node.cliques.get(group, {}).items(), key=lambda entry: (len(entry[1]), entry[0]))
+        ordered = [at for at in node.groups[group] if at in free]
+        if size > 1:
+            for _, cards in cliques:
+                if len(cards) >= size:
+                    return [at for at in ordered if at in cards][:size]
+        ranks = {at: rank for rank, (_, cards) in enumerate(cliques) for at in cards}
+        loose_first = sorted(ordered, key=lambda at: (ranks.get(at, -1), ordered.index(at)))
+        return sorted(loose_first[:size], key=ordered.index)
+
+    # -- the slower ways ---------------------------------------------------------------------------------
+
+    def _find_by_card(self, request: Request, *, same_group: bool) -> Assignment | None:
+        """One node where single cards must be looked at: memory is asked for, or classes may be mixed."""
+        alone = self._only_home(request)
+        allowed = set(self._groups_for(request))
+        best: tuple[tuple[int, int, int, int, str, int], int, list[int]] | None = None
+        for index, node in enumerate(self._states):
+            if not self._may_host(request, index):
+                continue
+            for positions in self._pools(node, allowed, same_group=same_group):
+                usable = [at for at in positions if self._is_open(request, node.view.cards[at])]
+                if len(usable) < request.gpus:
+                    continue
+                chosen, penalty, waste = self._pick(request, node, usable)
+                rank = (int(index == alone), penalty, waste, node.used, node.view.name, positions[0])
+                if best is None or rank < best[0]:
+                    best = (rank, index, chosen)
+        if best is None:
+            return None
+        _, index, chosen = best
+        cards = [self._states[index].view.cards[at] for at in chosen]
+        classes = {card.gpu_class for card in cards}
+        slot = Slot(self.nodes[index].name, tuple(card.uuid for card in cards))
+        return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
+
+    def _pools(self, node: _Node, allowed: set[int], *, same_group: bool) -> Iterator[list[int]]:
+        if same_group:
+            yield from (positions for group, positions in sorted(node.groups.items()) if group in allowed)
+            return
+        for virtual in (False, True):
+            pool = [
+                at
+                for group, positions in node.groups.items()
+                if group in allowed and self._names[group][2] is virtual
+                for at in positions
+            ]
+            if pool:
+                yield sorted(pool, key=lambda at: _nearest(node.view.cards[at]))
+
+    def _pick(self, request: Request, node: _Node, usable: list[int]) -> tuple[list[int], int, int]:
+        """The cards, whether NVLink is lacking, and what is wasted: cards that are shared already come first."""
+        cards = node.view.cards
+        size = request.gpus
+
+        def left(at: int) -> int:
+            card = cards[at]
+            return (card.usable_memory or 0) - self._shared.get(card.uuid, 0)
+
+        ordered = sorted(usable, key=lambda at: (not self.uses.get(cards[at].uuid), left(at), usable.index(at)))
+        cliques: dict[int, list[int]] = defaultdict(list)
+        for at in ordered:
+            clique = cards[at].clique
+            if clique is not None:
+                cliques[clique].append(at)
+        fitting = [members for members in cliques.values() if len(members) >= size]
+        chosen = min(fitting, key=lambda members: (len(members), members[0]))[:size] if fitting and size > 1 else None
+        penalty = 0 if size == 1 or chosen is not None else 1
+        taken = sorted(chosen or ordered[:size], key=usable.index)
+        fresh = sum(not self.uses.get(cards[at].uuid) for at in taken)
+        return taken, penalty, fresh * 1000 + len(usable) - size
+
+    def _find_several(self, request: Request) -> Assignment | None:
+        """Several nodes of one island, equal shares, one class."""
+        size = request.gpus // request.nodes
+        best: tuple[tuple[int, int, int, str, int], list[tuple[int, int]]] | None = None
+        for island, members in self._by_island.items():
+            if len(members) < request.nodes:
+                continue
+            for group in self._groups_for(request):
+                found = sorted(
+                    entry[0]
+                    for index in members
+                    if self._may_host(request, index)
+                    and (entry := self._candidate(index, group, size)) is not None
+                    and (request.memory is None or self._has_room(request, index, group, size))
+                )
+                if len(found) < request.nodes:
+                    continue
+                chosen = found[: request.nodes]
+                rank = (
+                    sum(candidate.penalty for candidate in chosen),
+                    sum(candidate.leftover for candidate in chosen),
+                    len(found) - request.nodes,
+                    island,
+                    self._class_rank(request, group),
+                )
+                shares = [(candidate.at, group) for candidate in sorted(chosen, key=lambda c: c.node)]
+                if best is None or rank < best[0]:
+                    best = (rank, shares)
+        return None if best is None else self._take(request, best[1])
+
+    def _has_room(self, request: Request, index: int, group: int, size: int) -> bool:
+        node = self._states[index]
+        return all(self._is_open(request, node.view.cards[at]) for at in self._cards_of(node, group, size))
+
+
+def _is_wanted(request: Request, card: Card) -> bool:
+    if card.gpu_class is None:
+        return False
+    if request.classes:
+        return card.gpu_class in request.classes
+    return not card.is_slice
+
+
+def _is_slice_class(name: str) -> bool:
+    return "-mig-" in name
+
+
+def _nearest(card: Card) -> tuple[bool, int, str]:
+    return (card.index is None, card.index or 0, card.uuid)

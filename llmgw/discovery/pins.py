@@ -5,26 +5,34 @@ from __future__ import annotations
 from attrs import frozen
 
 from llmgw.discovery.gpus import normal_bus_id
-from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus
+from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus, MigInstance
 from llmgw.domain.shard import ShardSpec
 
 MISSING = "gpu-missing"
 UNKNOWN = "gpu-unknown"
 TWICE = "gpu-twice"
-NOT_CHOSEN = "gpu-choice"
 
 
 @frozen
 class Pin:
-    """One GPU of a shard: `entry` as written, `gpu` None where it is taken on trust (MIG slice, nothing to ask)."""
+    """One GPU of a shard: `entry` as written, and the card or MIG slice that it means. Both are None where it is
+    taken on trust, because nobody looked."""
 
     entry: int | str
-    gpu: Gpu | None
+    gpu: Gpu | None = None
+    instance: MigInstance | None = None
 
     @property
     def label(self) -> str:
-        """What people see: the index where it is known."""
+        """What people see: the index of a card where it is known, the whole id of a slice."""
+        if self.instance is not None:
+            return self.instance.uuid
         return str(self.gpu.index if self.gpu is not None else self.entry)
+
+    @property
+    def uuid(self) -> str | None:
+        found = self.gpu or self.instance
+        return found.uuid if found is not None else None
 
 
 @frozen
@@ -44,25 +52,19 @@ def resolve_pins(spec: ShardSpec, inventory: Inventory | None) -> tuple[Pin, ...
     on a node whose GPUs nvidia-smi does not list.
     """
     if isinstance(spec.gpus, int):
-        if spec.gpus == 0:
-            return ()
-        return Refused(
-            NOT_CHOSEN,
-            f"{spec.gpus} leaves the choice to llmgw, which this version cannot make yet",
-            "list the GPUs, for example gpus = [0]",
-        )
-    on_trust = tuple(Pin(entry, None) for entry in spec.gpus)
+        # Which cards a number comes to is for placement to say.
+        return ()
+    on_trust = tuple(Pin(entry) for entry in spec.gpus)
     if not spec.gpus or inventory is None:
         return on_trust
     pins: list[Pin] = []
     refused = _unseen(inventory, spec)
     for position, entry in enumerate(spec.gpus if refused is None else ()):
-        # MIG slices are not listed yet; their ids go to the engine as they are.
-        gpu = None if isinstance(entry, str) and entry.startswith("MIG-") else find_gpu(entry, inventory)
-        if isinstance(gpu, str):
-            refused = Refused(MISSING, gpu, f"GPUs of this node: {_list(inventory)}", position)
+        found = find_gpu(entry, inventory)
+        if isinstance(found, str):
+            refused = Refused(MISSING, found, f"GPUs of this node: {_list(inventory)}", position)
             break
-        pin = Pin(entry, gpu)
+        pin = Pin(entry, instance=found) if isinstance(found, MigInstance) else Pin(entry, found)
         if any(pin.label == other.label for other in pins):
             return Refused(TWICE, f"GPU {pin.label} is given twice", "name each GPU once", position)
         pins.append(pin)
@@ -71,8 +73,9 @@ def resolve_pins(spec: ShardSpec, inventory: Inventory | None) -> tuple[Pin, ...
     return on_trust if refused.code in spec.allow else refused
 
 
-def find_gpu(entry: int | str, inventory: Inventory) -> Gpu | str:
-    """The GPU that an index, a UUID (also shortened, when unique) or a PCI bus id means, or why there is none."""
+def find_gpu(entry: int | str, inventory: Inventory) -> Gpu | MigInstance | str:
+    """The GPU that an index, a UUID (also shortened, when unique) or a PCI bus id means, the MIG slice that its UUID
+    means, or why there is none."""
     if isinstance(entry, int):
         gpu = inventory.gpu(entry)
         if gpu is not None:
@@ -80,6 +83,8 @@ def find_gpu(entry: int | str, inventory: Inventory) -> Gpu | str:
         if any(lost.index == entry for lost in inventory.lost):
             return f"GPU {entry} is lost: it dropped off the bus"
         return f"GPU {entry} is not on this node"
+    if entry.upper().startswith("MIG-"):
+        return _find_slice(entry, inventory)
     bus_id = normal_bus_id(entry)
     if bus_id is not None:
         matches = [gpu for gpu in inventory.gpus if normal_bus_id(gpu.bus_id) == bus_id]
@@ -88,12 +93,21 @@ def find_gpu(entry: int | str, inventory: Inventory) -> Gpu | str:
     elif entry.lower().startswith("gpu-"):
         matches = [gpu for gpu in inventory.gpus if gpu.uuid.lower().startswith(entry.lower())]
     else:
-        return f"{entry!r} is not an index, a UUID (GPU-...) or a PCI bus id"
+        return f"{entry!r} is not an index, a UUID (GPU-..., MIG-...) or a PCI bus id"
     if len(matches) > 1:
         return f"GPU {entry} is not unique: {', '.join(gpu.uuid for gpu in matches)}"
     if not matches:
         return f"GPU {entry} is not on this node"
     return find_gpu(matches[0].index, inventory)
+
+
+def _find_slice(entry: str, inventory: Inventory) -> MigInstance | str:
+    slices = [slice_ for slice_ in inventory.mig_instances if slice_.uuid.lower().startswith(entry.lower())]
+    exact = [slice_ for slice_ in slices if slice_.uuid.lower() == entry.lower()]
+    found = exact or slices
+    if len(found) > 1:
+        return f"MIG slice {entry} is not unique: {', '.join(slice_.uuid for slice_ in found)}"
+    return found[0] if found else f"MIG slice {entry} is not on this node"
 
 
 def ordinals_may_differ(inventory: Inventory) -> bool:
@@ -126,5 +140,6 @@ def _hint_of(error: InventoryError | None) -> str:
 
 
 def _list(inventory: Inventory) -> str:
-    shown = ", ".join(f"{gpu.index} ({gpu.gpu_class or 'lost'})" for gpu in inventory.gpus[:16])
-    return shown or "none"
+    shown = [f"{gpu.index} ({gpu.gpu_class or 'lost'})" for gpu in inventory.gpus[:16]]
+    shown += [f"{slice_.uuid} ({slice_.gpu_class})" for slice_ in inventory.mig_instances[:16]]
+    return ", ".join(shown) or "none"

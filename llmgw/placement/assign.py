@@ -14,29 +14,30 @@ BY_UUID = "gpu-order"
 
 @frozen
 class Devices:
-    """GPUs of one launch. `visible` is what CUDA_VISIBLE_DEVICES gets, `labels` what people see, `indexes` what
-    nvidia-smi calls them (MIG slices, and what could not be looked up, are left out)."""
+    """GPUs of one launch. `visible` is what CUDA_VISIBLE_DEVICES gets, `labels` what people see, `uuids` what they are
+    (those that could not be looked up are left out)."""
 
     visible: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    indexes: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
     warnings: tuple[Problem, ...] = ()
 
 
 def pinned_devices(spec: ShardSpec, inventory: Inventory | None) -> Devices | Problem:
-    """The devices that `gpus = [...]` names, or why the shard cannot have them.
+    """The devices that `gpus = [...]` names, or why the shard cannot have them. What llmgw chose is named by UUID.
 
     CUDA gets indexes in PCI bus order, because some engine versions accept nothing else (vllm#20939, #46132); only
-    on a node with a lost or MIG-mode card, where CUDA may count other cards than nvidia-smi, it gets full UUIDs.
+    on a node with a lost or MIG-mode card, where CUDA may count other cards than nvidia-smi, it gets full UUIDs. A MIG
+    slice has no index.
     """
     pins = resolve_pins(spec, inventory)
     if isinstance(pins, Refused):
         return _problem(spec, pins.code, pins.message, pins.hint)
     by_uuid = inventory is not None and ordinals_may_differ(inventory) and any(pin.gpu for pin in pins)
     return Devices(
-        visible=tuple(pin.gpu.uuid if by_uuid and pin.gpu is not None else pin.label for pin in pins),
+        visible=tuple(pin.uuid if by_uuid and pin.uuid is not None else pin.label for pin in pins),
         labels=tuple(pin.label for pin in pins),
-        indexes=tuple(int(pin.label) for pin in pins if pin.gpu is not None or isinstance(pin.entry, int)),
+        uuids=tuple(pin.uuid for pin in pins if pin.uuid is not None),
         warnings=(_by_uuid_warning(spec),) if by_uuid else (),
     )
 

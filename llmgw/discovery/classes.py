@@ -51,6 +51,16 @@ def gpu_class(name: str, memory_mib: int | None) -> str:
     return "-".join(parts)
 
 
+def mig_class(name: str, profile: str) -> str:
+    """The class of a MIG slice: the card's base and the profile, `h100-mig-3g.40gb`."""
+    return f"{_split(name)[0]}-mig-{profile}"
+
+
+def is_virtual(name: str) -> bool:
+    """Whether the driver's name is that of a vGPU profile."""
+    return _split(name)[1] == "vgpu"
+
+
 def capability_of(name: str) -> tuple[int, int] | None:
     """The compute capability that the driver's name stands for, or None for a name that is not known."""
     base, _ = _split(name)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from llmgw.discovery.classes import capability_of, gpu_class
+from llmgw.discovery.classes import capability_of, gpu_class, is_virtual
 from llmgw.domain.display import neutralise
 from llmgw.domain.hardware import (
     Gpu,
@@ -40,11 +40,18 @@ CORE_QUERY: tuple[str, ...] = (
     "ecc.errors.uncorrected.volatile.total",
     "remapped_rows.pending",
     "remapped_rows.failure",
+    "persistence_mode",
+    "temperature.gpu",
+    "power.draw",
+    "power.limit",
 )
 """Fields that every driver from 535 on knows. One unknown field fails the whole query, see `unknown_field`."""
 
 REQUIRED_FIELDS = frozenset({"index", "uuid", "name"})
 """Without these a row says nothing."""
+
+RECOVERY_QUERY: tuple[str, ...] = ("uuid", "gpu_recovery_action")
+"""Asked apart: drivers before 550 or so do not know it, and one unknown field fails a whole query."""
 
 PROCESS_QUERY: tuple[str, ...] = ("pid", "gpu_uuid", "used_memory")
 """Not the process name: it may hold commas, and /proc knows it better."""
@@ -56,7 +63,9 @@ LINE_MAX = 4096
 """Characters of a line that are looked at; the longest genuine row has about 250."""
 
 _NUMBER = re.compile(r"(\d{1,12})(?: MiB)?", re.ASCII)
+_WATTS = re.compile(r"(\d{1,6}(?:\.\d{1,4})?)(?: W)?", re.ASCII)
 _CAPABILITY = re.compile(r"(\d{1,3})\.(\d{1,3})", re.ASCII)
+_ACTION = re.compile(r"[A-Za-z][A-Za-z /_-]{1,40}", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to query')
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 # Written as `GPU3: 0000:04:00.0` and, without an index, as `GPU 0000:04:00.0` or `GPU0000:04:00.0`.
@@ -209,6 +218,29 @@ def with_processes(inventory: Inventory, processes: ProcessList) -> Inventory:
     )
 
 
+def with_recovery(inventory: Inventory, stdout: str) -> Inventory:
+    """The inventory with what the driver says has to be done to each card: an action other than None means that it
+    is no good until that was done. Rows that cannot be read say nothing.
+    """
+    actions: dict[str, str] = {}
+    for line in stdout.splitlines():
+        uuid, comma, action = line[:LINE_MAX].strip().partition(",")
+        action = action.strip()
+        if comma and uuid.startswith("GPU-") and _ACTION.fullmatch(action) and action.lower() not in ("none", "n/a"):
+            actions[uuid] = action
+    gpus = tuple(
+        evolve(
+            gpu,
+            recovery_action=actions[gpu.uuid],
+            flags=_ordered({*gpu.flags, GpuFlag.REQUIRES_RESET}),
+        )
+        if gpu.uuid in actions
+        else gpu
+        for gpu in inventory.gpus
+    )
+    return evolve(inventory, gpus=gpus)
+
+
 def host_memory(meminfo: str) -> HostMemory:
     """MemTotal and MemAvailable of /proc/meminfo."""
     sizes = {name: int(kib) // 1024 for name, kib in _MEMINFO.findall(meminfo)}
@@ -270,6 +302,11 @@ def _gpu(row: Mapping[str, str], host: HostMemory) -> Gpu | None:
         mig_enabled=None if lost else False if _is_not_available(mig) else _switch(mig or ""),
         uncorrected_ecc=_number(row.get("ecc.errors.uncorrected.volatile.total", "")),
         flags=flags,
+        virtual=is_virtual(name),
+        persistence_mode=_switch(row.get("persistence_mode", "")),
+        temperature=_number(row.get("temperature.gpu", "")),
+        power=_watts(row.get("power.draw", "")),
+        power_limit=_watts(row.get("power.limit", "")),
     )
 
 
@@ -308,6 +345,16 @@ def _value(cell: str) -> str | None:
 def _number(cell: str) -> int | None:
     match = _NUMBER.fullmatch(cell)
     return int(match.group(1)) if match else None
+
+
+def mebibytes(text: str) -> int | None:
+    """`40448 MiB` or a bare number; anything else is None."""
+    return _number(text)
+
+
+def _watts(cell: str) -> float | None:
+    match = _WATTS.fullmatch(cell)
+    return float(match.group(1)) if match else None
 
 
 def _capability(cell: str) -> tuple[int, int] | None:

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from attrs import frozen
 
+NCCL_PORTS_MAX = 32
+"""Ports that NCCL takes at most (MAX_IB_DEVS in its net_ib.cc)."""
+
 
 class PortKind(StrEnum):
     """By the link layer: software devices count as RoCE, EFA and unknown ones as other."""
@@ -72,6 +75,18 @@ class Fabric:
     """RoCE: no port has an IPv4 address, which NCCL must be told."""
     island: str | None = None
     """The operator's name for it (`[node] island`), which replaces what identifies it otherwise."""
+
+    @property
+    def nccl_hca(self) -> str:
+        """The value of NCCL_IB_HCA: exact names with ports. Without the leading `=` NCCL takes names as prefixes, and
+        mlx5_1 would also take mlx5_10 (NCCL's user guide)."""
+        return "=" + ",".join(self.ports[:NCCL_PORTS_MAX])
+
+    @property
+    def nccl_extra(self) -> dict[str, str]:
+        """What else NCCL must be told about this fabric: where RoCE has IPv6 addresses only, it would stay at the
+        link-local GID and time out."""
+        return {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if self.ipv6_only else {}
 
 
 @frozen

@@ -35,6 +35,10 @@ VALUES = {
     "ecc.errors.uncorrected.volatile.total": "0",
     "remapped_rows.pending": "No",
     "remapped_rows.failure": "No",
+    "persistence_mode": "Enabled",
+    "temperature.gpu": "34",
+    "power.draw": "71.52",
+    "power.limit": "350.00",
 }
 
 

@@ -163,6 +163,11 @@ def list_gpus(case):
     raise SystemExit(errors.get("rc", 0))
 
 
+def xml(case):
+    recorded = case.text("query.xml")
+    out(recorded if recorded is not None else "<nvidia_smi_log></nvidia_smi_log>\n")
+
+
 def main():
     args = sys.argv[1:]
     folder = os.environ.get("FAKE_NVIDIA_SMI_CASE")
@@ -224,6 +229,8 @@ def main():
         )
     elif flags and set(flags) <= {"-L", "--list-gpus"}:
         list_gpus(case)
+    elif {"-q", "-x"} <= set(flags):
+        xml(case)
     elif rest[:1] == ["topo"] and "-m" in flags:
         text = case.text("topo.txt")
         if text is None:

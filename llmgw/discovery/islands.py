@@ -1,0 +1,131 @@
+"""Which nodes can reach each other over a fabric: islands over several nodes' inventories. Pure.
+
+Equal identities are presumed to be one fabric, which sysfs cannot prove: two fabrics with the default prefix and a
+manager with LID 1 look alike. `[node] island` names a fabric where that matters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from llmgw.domain.fabric import Fabric, FabricInventory, PortKind
+
+FULL_MEMBER = 0x8000
+DEFAULT_PKEYS = ("0xffff",)
+"""Where no partition keys were read: the one that every fabric has."""
+
+Nodes = Sequence[tuple[str, FabricInventory]]
+
+
+@frozen
+class Island:
+    """Nodes of which each reaches each other one over the fabric of that name."""
+
+    name: str
+    nodes: tuple[str, ...]
+    fabrics: Mapping[str, int]
+    """Node -> which of its fabrics, by position."""
+
+
+def islands(nodes: Nodes) -> tuple[tuple[str, ...], ...]:
+    """The islands as sets of node names, in order. A node may be in several; one without a fabric is alone in its
+    own. What is part of a larger island is not told again.
+    """
+    found = {frozenset(island.nodes) for island in named_islands(nodes)}
+    largest = [one for one in found if not any(one < other for other in found)]
+    return tuple(sorted(tuple(sorted(one)) for one in largest))
+
+
+def island_names(nodes: Nodes) -> Mapping[str, frozenset[str]]:
+    """Node -> names of its islands, for placement."""
+    names: dict[str, set[str]] = {node: set() for node, _ in nodes}
+    for island in named_islands(nodes):
+        for node in island.nodes:
+            names[node].add(island.name)
+    return {node: frozenset(found) for node, found in names.items()}
+
+
+def common_island(nodes: Nodes, wanted: Sequence[str]) -> Island | None:
+    """The island that has all of `wanted`: the one whose fabric the first of them prefers."""
+    fitting = [island for island in named_islands(nodes) if set(wanted) <= set(island.nodes)]
+    return min(fitting, key=lambda island: (island.fabrics.get(wanted[0], 0), island.name), default=None)
+
+
+def named_islands(nodes: Nodes) -> tuple[Island, ...]:
+    """Every island by its fabric's identity."""
+    groups: dict[str, list[tuple[str, int, Fabric]]] = defaultdict(list)
+    for node, inventory in sorted(nodes, key=lambda entry: entry[0]):
+        if not inventory.fabrics:
+            groups[f"node {node}"].append((node, 0, Fabric(PortKind.OTHER, ())))
+        for position, fabric in enumerate(inventory.fabrics):
+            groups[_identity(fabric) or f"node {node} fabric {position}"].append((node, position, fabric))
+    found = []
+    for name, members in sorted(groups.items()):
+        parts = list(_talking(members))
+        for number, part in enumerate(parts):
+            shown = name if len(parts) == 1 else f"{name} partition {number + 1}"
+            found.append(
+                Island(
+                    shown,
+                    tuple(node for node, _, _ in part),
+                    {node: position for node, position, _ in part} if name.partition(" ")[0] != "node" else {},
+                )
+            )
+    return tuple(found)
+
+
+def _identity(fabric: Fabric) -> str | None:
+    """What must be equal on two nodes; None matches nothing."""
+    if fabric.island is not None:
+        return fabric.island
+    if fabric.kind is PortKind.INFINIBAND:
+        driver = f" {fabric.driver}" if fabric.driver is not None else ""
+        return f"ib {fabric.subnet_prefix} sm {fabric.sm_lid}{driver}"
+    if fabric.kind is PortKind.ROCE and fabric.networks:
+        return f"roce {' '.join(fabric.networks)}"
+    return None
+
+
+def _talking(members: Sequence[tuple[str, int, Fabric]]) -> Iterator[list[tuple[str, int, Fabric]]]:
+    """The largest groups in which each pair shares a partition of which one is a full member."""
+    if members[0][2].kind is not PortKind.INFINIBAND:
+        yield list(members)
+        return
+    # Nodes with the same keys are alike, so that whole fabrics are a few vertices; but where even two of them cannot
+    # talk (limited members only), each stands for itself.
+    alike: dict[tuple[frozenset[int], str], list[tuple[str, int, Fabric]]] = defaultdict(list)
+    for member in members:
+        keys = frozenset(int(key, 16) for key in member[2].pkeys or DEFAULT_PKEYS)
+        alike[keys, "" if can_talk(keys, keys) else member[0]].append(member)
+    vertices = list(alike)
+    neighbours = {one: {other for other in vertices if other != one and can_talk(one[0], other[0])} for one in vertices}
+    cliques = sorted(_cliques(neighbours), key=lambda clique: sorted(str(vertex) for vertex in clique))
+    for clique in cliques:
+        yield sorted((member for vertex in clique for member in alike[vertex]), key=lambda member: member[0])
+
+
+def can_talk(one: frozenset[int], other: frozenset[int]) -> bool:
+    """The InfiniBand rule: a key equal in its low 15 bits, and at least one side a full member."""
+    return any((a ^ b) & 0x7FFF == 0 and (a | b) & FULL_MEMBER for a in one for b in other)
+
+
+Vertex = tuple[frozenset[int], str]
+
+
+def _cliques(neighbours: Mapping[Vertex, set[Vertex]]) -> Iterator[set[Vertex]]:
+    """All maximal cliques (Bron and Kerbosch, with pivot)."""
+    stack: list[tuple[set[Vertex], set[Vertex], set[Vertex]]] = [(set(), set(neighbours), set())]
+    while stack:
+        chosen, open_, closed = stack.pop()
+        if not open_ and not closed:
+            yield chosen
+            continue
+        pivot = max(open_ | closed, key=lambda vertex: (len(neighbours[vertex] & open_), str(vertex)))
+        for vertex in sorted(open_ - neighbours[pivot], key=str):
+            around = neighbours[vertex]
+            stack.append((chosen | {vertex}, open_ & around, closed & around))
+            open_ = open_ - {vertex}
+            closed = closed | {vertex}

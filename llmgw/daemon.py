@@ -14,7 +14,6 @@ import os
 import random
 import resource
 import secrets
-import shutil
 import signal
 import sys
 import time
@@ -35,21 +34,25 @@ from llmgw.config.show import show_config
 from llmgw.config.supported import not_served_yet
 from llmgw.control import server as control
 from llmgw.control.api import LogSource, ReloadAnswer
-from llmgw.discovery.inventory_json import inventory_json
-from llmgw.discovery.survey import survey
-from llmgw.domain.hardware import Inventory
-from llmgw.domain.host import PortHolder
+from llmgw.discovery.inventory_json import node_json
+from llmgw.discovery.pins import find_gpu
+from llmgw.domain.hardware import Gpu, Inventory
+from llmgw.domain.host import HostFacts, PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
 from llmgw.own_log import set_up_logging
 from llmgw.preflight.rules import preflight
+from llmgw.supervisor.assigner import Assigner
 from llmgw.supervisor.follow import LogFollower
 from llmgw.supervisor.launch import Host
 from llmgw.supervisor.leftovers import shm_warning
 from llmgw.supervisor.listeners import port_free, port_holders
 from llmgw.supervisor.locks import Locks
+from llmgw.supervisor.node_watch import NodeWatch
+from llmgw.supervisor.node_words import node_warnings
 from llmgw.supervisor.processes import Children
-from llmgw.supervisor.records import LoadTimes, RecordStore, WishStore
+from llmgw.supervisor.quarantine import Quarantine
+from llmgw.supervisor.records import LoadTimes, RecordStore, ShardRecord, WishStore
 from llmgw.supervisor.supervisor import Supervisor
 from llmgw.supervisor.tools import SoleTool, ToolResult, run_tool
 
@@ -219,23 +222,28 @@ class Daemon:
         self._changing = trio.Lock()
         """One reload or upgrade at a time."""
         self._children = Children()
-        self._inventory: Inventory | None = None
-        self._surveying = trio.Lock()
         self._nvidia_smi = SoleTool(self._children)
         self._notifier = systemd.Notifier(os.environ)
         self._unit = systemd.own_unit(_own_cgroup_text())
         self._had_terminal = sys.stdin is not None and sys.stdin.isatty()
         chance = random.SystemRandom()
         settings = config.supervisor
+        records = RecordStore(settings.state_dir)
+        self._quarantine = Quarantine(settings.state_dir, now=time.time)
+        self._node_watch = NodeWatch(
+            self._nvidia_smi.run, self._config, partial(_readable, records), self._quarantine, now=time.time
+        )
         self._host = Host(
             board=self.board,
             children=self._children,
             config=self._config,
-            records=RecordStore(settings.state_dir),
+            records=records,
             load_times=LoadTimes(settings.state_dir),
             follower=LogFollower(settings.log_dir, file_max=settings.log_file_max, files=settings.log_files),
             env=dict(os.environ),
-            ask_inventory=self._survey,
+            node=self._node_watch,
+            quarantine=self._quarantine,
+            assigner=Assigner(self._config, self._node_watch),
             check=self._check,
             chance=chance.random,
             new_run_id=partial(secrets.token_hex, 8),
@@ -254,6 +262,7 @@ class Daemon:
                 async with trio.open_nursery() as observers:
                     async with trio.open_nursery() as engines:
                         await engines.start(self._guard, "supervisor", self._supervisor.run)
+                        observers.start_soon(self._guard, "node", self._node_watch.run)
                         await observers.start(self._guard, "control", self._serve_control)
                         self._start_observers(observers)
                         self._greet()
@@ -341,23 +350,17 @@ class Daemon:
 
     # -- what shards ask of the host ---------------------------------------------------------------------
 
-    async def _survey(self) -> Inventory:
-        """The GPUs as they are now; one survey at a time, and nothing is started behind one that is stuck."""
-        async with self._surveying:
-            self._inventory = await survey(
-                self._nvidia_smi.run,
-                nvidia_smi=shutil.which("nvidia-smi"),
-                timeout=self.in_force.node.discovery_timeout,
-                now=time.time,
-            )
-            return self._inventory
+    @property
+    def _inventory(self) -> Inventory | None:
+        """The GPUs as they were read last."""
+        facts = self._node_watch.facts.value
+        return facts.inventory if facts is not None else None
 
     async def _check(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
-        """Preflight of one shard right before its launch, against the GPUs as they are now."""
-        held = self._host.still_held(await self._survey()) if spec.pinned_gpus else {}
-        return await trio.to_thread.run_sync(self._preflight, spec, endpoint, held, abandon_on_cancel=True)
+        """Preflight of one shard right before its launch, by the facts that its GPUs were chosen with."""
+        return await trio.to_thread.run_sync(self._preflight, spec, endpoint, abandon_on_cancel=True)
 
-    def _preflight(self, spec: ShardSpec, endpoint: Endpoint, held: Mapping[int, str]) -> Sequence[Problem]:
+    def _preflight(self, spec: ShardSpec, endpoint: Endpoint) -> Sequence[Problem]:
         holders: Mapping[int, PortHolder] = {}
         if isinstance(endpoint, TcpEndpoint):
             # As if the file had said the port that llmgw chose: whoever holds it is in the way all the same.
@@ -366,9 +369,14 @@ class Daemon:
                 holders = port_holders([endpoint.port]) or {endpoint.port: PortHolder(endpoint.port)}
         env = self._host.env
         home = env.get("HOME") or os.path.expanduser("~")
-        gathered = gather_host(env, home, inventory=self._inventory, port_holders=holders, with_groups=False)
-        host = evolve(gathered, held_gpus=held)
-        return preflight([spec], facts_for([spec], host))
+        gathered = gather_host(env, home, port_holders=holders, with_groups=False)
+        return preflight([spec], facts_for([spec], self._with_hardware(gathered)))
+
+    def _with_hardware(self, gathered: HostFacts) -> HostFacts:
+        facts = self._node_watch.facts.value
+        if facts is None:
+            return gathered
+        return evolve(gathered, inventory=facts.inventory, availability=facts.availability, hardware=facts.node.host)
 
     # -- what control asks (control.api.Services) --------------------------------------------------------
 
@@ -398,7 +406,17 @@ class Daemon:
     def _warnings(self) -> list[str]:
         usages = {str(id_): engine.shm_usage() for id_, engine in self._host.engines.items()}
         full = shm_warning(usages)
-        return [full] if full is not None else []
+        return [*([full] if full is not None else []), *self._node_warnings()]
+
+    def _node_warnings(self) -> list[str]:
+        """What is wrong with the GPUs, each with what to do."""
+        facts = self._node_watch.facts.value
+        return node_warnings(
+            facts.inventory if facts is not None and self._node_watch.is_needed else None,
+            self._quarantine.entries,
+            in_use=frozenset(uuid for engine in self._host.engines.values() for uuid in engine.gpu_uuids),
+            now=time.time(),
+        )
 
     async def reload(self, by: str, *, dry_run: bool) -> ReloadAnswer:
         """Read the file again. With an error nothing changes, and status says so until the next good reload."""
@@ -440,7 +458,8 @@ class Daemon:
         assert parsed.config is not None
         changes = self._supervisor.plan(parsed.config)
         touched = {action.id.name for action in changes.actions if action.kind in ("start", "replace")}
-        return preflight([spec for spec in parsed.config.shards if spec.name in touched], parsed.facts)
+        facts = self._with_hardware(parsed.facts)
+        return preflight([spec for spec in parsed.config.shards if spec.name in touched], facts)
 
     def _too_late(self, code: str) -> Problem | None:
         leaving = self.board.leaving.value
@@ -457,7 +476,33 @@ class Daemon:
         return {"path": os.path.abspath(self._path), "text": show_config(self.in_force)}
 
     async def inventory(self) -> dict[str, Any]:
-        return inventory_json(await self._survey(), node=self.in_force.node.name, source="daemon")
+        """The node, looked at now; after a failure the last good facts, marked stale."""
+        facts = await self._node_watch.refresh()
+        return node_json(facts.node, source="daemon", availability=facts.availability)
+
+    async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
+        """An operator says that a GPU may be used although its memory has not come back. Raises LlmgwError."""
+        facts = await self._node_watch.refresh()
+        found = find_gpu(int(name) if name.isdecimal() else name, facts.inventory)
+        if not isinstance(found, Gpu):
+            why = found if isinstance(found, str) else f"{name} is a MIG slice"
+            raise LlmgwError(f"cannot release GPU {name}: {why}", "llmgw inventory lists them")
+        entry = next((entry for entry in self._quarantine.entries if entry.uuid == found.uuid), None)
+        changed = self._quarantine.release(found)
+        if changed:
+            held = f", {entry.holder}" if entry is not None else ""
+            self.board.note(f"GPU {found.index} released by hand{held}", by=by)
+        facts = await self._node_watch.refresh()
+        self._node_watch.wake()
+        known = facts.availability.get(found.uuid)
+        return {
+            "gpu": found.index,
+            "uuid": found.uuid,
+            "released": changed,
+            "was_held_by": entry.holder if entry is not None else None,
+            "assignable": known.assignable if known is not None else None,
+            "why_not": known.why_not if known is not None else None,
+        }
 
     async def upgrade(self, by: str) -> ReloadAnswer:
         """Check the file with the code on disk, then leave the loop to become it."""
@@ -491,6 +536,13 @@ def _own_cgroup_text() -> str:
             return file.read(1 << 16)
     except OSError:
         return ""
+
+
+def _readable(records: RecordStore) -> Sequence[ShardRecord]:
+    try:
+        return records.read_all()
+    except OSError:
+        return ()
 
 
 def _hardware(inventory: Inventory | None) -> str | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmgw.config.model import Config
     from llmgw.domain.problem import Problem
 
-USAGE = "llmgw check [CONFIG] [--offline] [--inventory FILE] [--strict] [--json]"
+USAGE = "llmgw check [CONFIG] [--offline] [--inventory FILE ...] [--strict] [--json]"
 DETAILS = """\
 Exit code: 0 without errors, 78 otherwise. Nothing is started or changed, and a running llmgw is not asked.
 
@@ -26,7 +26,9 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", nargs="?", metavar="CONFIG", help="the configuration; else as for --config")
     parser.add_argument("--offline", action="store_true", help="do not look at this machine: GPUs, ports, paths")
-    parser.add_argument("--inventory", metavar="FILE", help="use these GPUs, as `llmgw inventory --json` printed them")
+    parser.add_argument(
+        "--inventory", metavar="FILE", nargs="+", default=[], help="use what `llmgw inventory --json` printed there"
+    )
     parser.add_argument("--node", metavar="NAME", help="check it for this node")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     parser.add_argument("--json", action="store_true", help="one JSON object")

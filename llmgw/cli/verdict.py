@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -11,11 +11,9 @@ from llmgw.domain.problem import Problem
 
 if TYPE_CHECKING:
     from llmgw.config.model import Config
-    from llmgw.domain.hardware import Inventory
+    from llmgw.domain.hardware import NodeInventory
     from llmgw.domain.host import PortHolder
-
-INVENTORY_MAX = 16 << 20
-"""Bytes of a saved inventory that are read."""
+    from llmgw.supervisor.node_look import NodeFacts
 
 
 @frozen
@@ -27,24 +25,32 @@ class Verdict:
     sources: Mapping[str, str]
 
 
-def examine(path: str, *, node: str | None, offline: bool, inventory: str | None) -> Verdict:
+def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[str] = ()) -> Verdict:
     """Read the file and, unless `offline`, look at the machine. Raises CommandError for an unusable inventory."""
     from attrs import evolve
 
+    from llmgw.cli.inventory import look_here
+    from llmgw.cli.saved_inventories import saved_nodes
     from llmgw.cli.unit import UNIT, ask_systemd
     from llmgw.config.load import load
     from llmgw.preflight.needs import needs
     from llmgw.preflight.rules import preflight
     from llmgw.preflight.stop_time import stop_timeout_problem
 
-    saved = saved_inventory(inventory) if inventory else None
+    saved = saved_nodes(inventory)
     parsed = load(path, node=node, offline=offline, running=False)
     problems = list(parsed.problems)
     if not offline:
         wanted = needs(parsed.specs)
         facts = evolve(parsed.facts, port_holders=holders_of(wanted.ports))
-        if wanted.inventory:
-            facts = evolve(facts, inventory=saved or look_at_gpus())
+        if wanted.inventory or saved:
+            looked = as_facts(saved, parsed.config) if saved else look_here(path)
+            facts = evolve(
+                facts,
+                inventory=looked.inventory,
+                availability=looked.availability,
+                hardware=looked.node.host,
+            )
         own = own_pids(facts.port_holders.values(), parsed.config)
         problems += preflight(parsed.specs, facts, own_pids=own)
         late = stop_timeout_problem(UNIT, ask_systemd(), parsed.specs)
@@ -99,30 +105,18 @@ def own_pids(holders: Iterable[PortHolder], config: Config | None) -> set[int]:
     return own
 
 
-def look_at_gpus() -> Inventory:
-    import trio
-
-    from llmgw.cli import inventory
-
-    return trio.run(inventory.look_at_gpus)
-
-
-def saved_inventory(path: str) -> Inventory:
-    """What `llmgw inventory --json` printed. Raises CommandError."""
-    import json
-
+def as_facts(saved: Sequence[NodeInventory], config: Config | None) -> NodeFacts:
+    """The saved node that the configuration means: the one of its name, else the only one."""
     from llmgw.cli.errors import FAILED, CommandError
-    from llmgw.discovery.inventory_json import read_inventory
+    from llmgw.discovery.availability import availability
+    from llmgw.supervisor.node_look import NodeFacts
 
-    try:
-        with open(path, "rb") as file:
-            return read_inventory(json.loads(file.read(INVENTORY_MAX)))
-    except OSError as error:
-        raise CommandError(FAILED, f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandError(
-            FAILED, f"cannot use {path}: {error}", "make one with: llmgw inventory --json > FILE"
-        ) from error
+    name = config.node.name if config is not None else None
+    node = next((node for node in saved if node.node == name), saved[0] if len(saved) == 1 else None)
+    if node is None:
+        names = ", ".join(node.node for node in saved)
+        raise CommandError(FAILED, f"cannot check for node {name}: the inventories are of {names}", "name one: --node")
+    return NodeFacts(node, availability(node.gpu, {}))
 
 
 def read_or_refuse(path: str, *, node: str | None, offline: bool, color: str) -> Config:

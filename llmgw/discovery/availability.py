@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from attrs import evolve
 
 from llmgw.discovery.gpus import BUSY_MIB
-from llmgw.domain.hardware import Availability, Gpu, GpuFlag, GpuHolder, GpuProcess, Inventory, MigInstance
+from llmgw.domain.hardware import Availability, Gpu, GpuFlag, GpuHolder, GpuProcess, Hindrance, Inventory, MigInstance
 
 UNHEALTHY: Mapping[GpuFlag, str] = {
     GpuFlag.LOST: "lost",
@@ -54,24 +54,31 @@ def unhealthy(gpu: Gpu) -> str | None:
 def _of_card(
     gpu: Gpu, inventory: Inventory, holders: tuple[GpuHolder, ...], quarantine: str | None, accepted: Collection[int]
 ) -> Availability:
-    why_not = (
-        _not_current(inventory)
-        or unhealthy(gpu)
-        or ("in MIG mode" if gpu.mig_enabled else None)
-        or quarantine
-        or _held(gpu, inventory, holders, accepted)
+    why_not, kind = _first(
+        (_not_current(inventory), Hindrance.UNKNOWN),
+        (unhealthy(gpu), Hindrance.UNHEALTHY),
+        ("in MIG mode" if gpu.mig_enabled else None, Hindrance.MIG_MODE),
+        (quarantine, Hindrance.QUARANTINED),
+        _held(gpu, inventory, holders, accepted),
     )
-    return Availability(gpu.uuid, why_not, _free(gpu), holders)
+    return Availability(gpu.uuid, why_not, _free(gpu), holders, kind)
 
 
 def _of_slice(instance: MigInstance, inventory: Inventory, quarantine: str | None) -> Availability:
     parent = inventory.gpu(instance.parent_index)
-    why_not = (
-        _not_current(inventory) or ("its card is not known" if parent is None else unhealthy(parent)) or quarantine
+    why_not, kind = _first(
+        (_not_current(inventory), Hindrance.UNKNOWN),
+        ("its card is not known" if parent is None else None, Hindrance.UNKNOWN),
+        (unhealthy(parent) if parent is not None else None, Hindrance.UNHEALTHY),
+        (quarantine, Hindrance.QUARANTINED),
     )
     # Processes of a slice are told for the whole card, so nobody can say whose slice they are on: an engine of ours
     # is kept apart by its assignment, and how much of the slice is free stays unknown.
-    return Availability(instance.uuid, why_not, None)
+    return Availability(instance.uuid, why_not, None, (), kind)
+
+
+def _first(*reasons: tuple[str | None, Hindrance]) -> tuple[str | None, Hindrance | None]:
+    return next(((text, kind) for text, kind in reasons if text is not None), (None, None))
 
 
 def _not_current(inventory: Inventory) -> str | None:
@@ -82,26 +89,28 @@ def _holders(rows: Sequence[GpuProcess], known: Mapping[int, GpuHolder]) -> tupl
     return tuple(evolve(known.get(row.pid, GpuHolder(row.pid, None)), memory=row.memory) for row in rows)
 
 
-def _held(gpu: Gpu, inventory: Inventory, holders: tuple[GpuHolder, ...], accepted: Collection[int]) -> str | None:
+def _held(
+    gpu: Gpu, inventory: Inventory, holders: tuple[GpuHolder, ...], accepted: Collection[int]
+) -> tuple[str | None, Hindrance]:
     """Who holds it, when a process that is not ours uses more than a little or an unknown amount."""
     strangers = [holder for holder in holders if holder.shard is None and holder.pid not in accepted]
     large = [holder for holder in strangers if holder.memory is None or holder.memory > BUSY_MIB]
     if large:
         first = max(large, key=lambda holder: holder.memory or 0)
         more = f" and {len(large) - 1} more" if len(large) > 1 else ""
-        return f"held by pid {first.pid} {first.command or '(not visible)'}{more}"
+        return f"held by pid {first.pid} {first.command or '(not visible)'}{more}", Hindrance.HELD
     if gpu.memory_used is None:
         if gpu.unified_memory and inventory.processes_known:
-            return None
-        return "not known to be free: the driver does not tell its memory"
-    told = sum(holder.memory or 0 for holder in holders)
-    if any(holder.shard is not None and holder.memory is None for holder in holders):
-        # One of ours of unknown size may account for all of it.
-        return None
-    if gpu.memory_used - told > BUSY_MIB and not accepted:
+            return None, Hindrance.HELD
+        return "not known to be free: the driver does not tell its memory", Hindrance.UNKNOWN
+    if accepted or any(holder.shard is not None and holder.memory is None for holder in holders):
+        # One of unknown size that is in nobody's way may account for all of it.
+        return None, Hindrance.HELD
+    unseen = gpu.memory_used - sum(holder.memory or 0 for holder in holders)
+    if unseen > BUSY_MIB:
         # A container's list can be empty while memory is used, and so can a guest's.
-        return f"held by a process that nvidia-smi does not show ({gpu.memory_used - told} MiB)"
-    return None
+        return f"held by a process that nvidia-smi does not show ({unseen} MiB)", Hindrance.HELD
+    return None, Hindrance.HELD
 
 
 def _free(gpu: Gpu) -> int | None:

@@ -143,7 +143,7 @@ def _typed(value: Any, kind: type[T], name: str) -> T:
         value = float(value)
     if type(value) is not kind:
         raise ValueError(f"{name} is {str(value)[:40]!r}, not {kind.__name__}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _optional(entry: Mapping[str, Any], name: str, kind: type[T]) -> T | None:

@@ -201,6 +201,11 @@ class Inventory:
         """The GPU of this index in PCI bus order, or None."""
         return next((gpu for gpu in self.gpus if gpu.index == index), None)
 
+    def by_uuid(self, uuid: str) -> Gpu | MigInstance | None:
+        """The card or slice with exactly this UUID, or None."""
+        found: Gpu | MigInstance | None = next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+        return found or next((slice_ for slice_ in self.mig_instances if slice_.uuid == uuid), None)
+
 
 @frozen
 class GpuHolder:
@@ -220,6 +225,16 @@ class GpuHolder:
         return f"pid {self.pid} ({', '.join(details)})"
 
 
+class Hindrance(StrEnum):
+    """What kind of reason keeps a GPU from being handed out."""
+
+    UNKNOWN = "unknown"
+    UNHEALTHY = "unhealthy"
+    MIG_MODE = "mig-mode"
+    QUARANTINED = "quarantined"
+    HELD = "held"
+
+
 @frozen
 class Availability:
     """Whether a GPU may be handed out now, beside engines of ours that may be on it.
@@ -232,6 +247,8 @@ class Availability:
     why_not: str | None
     free: int | None
     holders: tuple[GpuHolder, ...] = ()
+    hindrance: Hindrance | None = None
+    """What kind of reason `why_not` is."""
 
     @property
     def assignable(self) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from llmgw.domain.hardware import Inventory
+from llmgw.domain.fabric import FabricInventory
+from llmgw.domain.hardware import Availability, HostHardware, Inventory
 
 
 @frozen
@@ -60,8 +61,10 @@ class HostFacts:
     addresses: frozenset[str] | None = None
     """Addresses of this host's interfaces; None is unknown."""
     inventory: Inventory | None = None
-    held_gpus: Mapping[int, str] = field(factory=dict)
-    """GPU index -> what still holds the memory of an engine that has ended, in words."""
+    availability: Mapping[str, Availability] = field(factory=dict)
+    """UUID -> whether it may be handed out now; a GPU that is missing here was not asked about."""
+    hardware: HostHardware | None = None
+    fabric: FabricInventory | None = None
     model_configs: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     """Local weights folder -> its parsed config.json."""
     engine_versions: Mapping[str, str | None] = field(factory=dict)

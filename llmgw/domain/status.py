@@ -58,6 +58,8 @@ class ConditionKind(StrEnum):
     ADOPTED = "adopted"
     STOPPING = "stopping"
     GPU_HELD = "gpu-held"
+    GPU_UNHEALTHY = "gpu-unhealthy"
+    ALLOWED = "allowed"
     HELD = "held"
     BUG = "bug"
 
@@ -73,6 +75,8 @@ CONDITION_MEANING: Mapping[ConditionKind, str] = {
     ConditionKind.ADOPTED: "taken over from an earlier supervisor",
     ConditionKind.STOPPING: "being stopped",
     ConditionKind.GPU_HELD: "its GPU memory or a process has not gone",
+    ConditionKind.GPU_UNHEALTHY: "one of its GPUs has gone bad while it runs",
+    ConditionKind.ALLOWED: "a check said no, and the file allows it",
     ConditionKind.HELD: "its replacement waits, since another one of this model failed",
     ConditionKind.BUG: "an error in llmgw itself",
 }
@@ -210,6 +214,13 @@ class Failed:
 
 
 @frozen
+class Unplaced:
+    """There are no GPUs for it now: it waits for them, and failures in a row are neither counted nor forgotten."""
+
+    text: str
+
+
+@frozen
 class RetryScheduled:
     at: float
     attempt: int
@@ -276,6 +287,7 @@ Event = (
     | StopBegan
     | Stopped
     | Failed
+    | Unplaced
     | RetryScheduled
     | GaveUp
     | Requeued
@@ -297,6 +309,7 @@ EVENT_TYPES: tuple[type, ...] = (
     StopBegan,
     Stopped,
     Failed,
+    Unplaced,
     RetryScheduled,
     GaveUp,
     Requeued,
@@ -320,6 +333,7 @@ TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
     (_P, Stopped): _X,
     (_P, Failed): _F,
     (_P, Requeued): _P,
+    (_P, Unplaced): _P,
     (_S, LoadingSeen): _L,
     (_S, ProgressSeen): _L,
     (_S, ReadyConfirmed): _R,
@@ -348,12 +362,14 @@ TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
     (_X, Launched): _S,
     (_X, Failed): _F,
     (_X, Requeued): _P,
+    (_X, Unplaced): _P,
     (_F, Launched): _S,
     (_F, Failed): _F,
     (_F, Stopped): _X,
     (_F, RetryScheduled): _F,
     (_F, GaveUp): _F,
     (_F, Requeued): _P,
+    (_F, Unplaced): _P,
 }
 
 
@@ -486,6 +502,15 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
         case Failed(reason=reason, counted=counted):
             failures = status.failures + (1 if counted else 0)
             return evolve(_ended(status), detail="", reason=reason, failures=failures, next_attempt=None)
+        case Unplaced(text=text):
+            kept = without_condition(conditions, ConditionKind.BACKOFF)
+            return evolve(
+                status,
+                reason=None,
+                detail="",
+                next_attempt=None,
+                conditions=with_condition(kept, ConditionKind.UNPLACED, text, now),
+            )
         case RetryScheduled(at=at, attempt=attempt, limit=limit):
             text = f"retry {attempt}/{limit}" if limit else f"retry {attempt}"
             return evolve(
@@ -585,6 +610,8 @@ def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
             return text
         case Failed(reason=reason):
             return reason.cause
+        case Unplaced(text=text):
+            return f"no GPUs: {text}"
         case RetryScheduled(attempt=attempt, limit=limit):
             return f"retry {attempt}/{limit}" if limit else f"retry {attempt}"
         case Requeued():

@@ -71,12 +71,17 @@ def request_of(
         classes=spec.gpu_class,
         pinned=pinned,
         one_class=spec.engine in SPLITTING,
-        memory=None if spec.gpu_memory is None else -(-spec.gpu_memory // MIB),
+        memory=memory_of(spec),
         share=spec.share_gpus,
         priority=spec.placement_priority,
         where=spec.where,
         running=running,
     )
+
+
+def memory_of(spec: ShardSpec) -> int | None:
+    """MiB that it needs on each of its cards, rounded up; None: the whole card."""
+    return None if spec.gpu_memory is None else (spec.gpu_memory + MIB - 1) // MIB
 
 
 def _slice(

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from llmgw.discovery import pins
 from llmgw.discovery.classes import gpu_class
-from llmgw.domain.hardware import Gpu, GpuFlag
+from llmgw.domain.hardware import Gpu, GpuFlag, Hindrance
 from llmgw.domain.host import HostFacts
 from llmgw.domain.problem import Problem, Severity
 from llmgw.domain.shard import EngineKind, ShardSpec
@@ -209,8 +209,13 @@ def gpu_taken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
 
 
 def gpu_held(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    held = situation.facts.held_gpus
-    texts = [held[pin.gpu.index] for pin in _pins(spec, situation) if pin.gpu is not None and pin.gpu.index in held]
+    known = situation.facts.availability
+    found = ((pin, known.get(pin.uuid)) for pin in _pins(spec, situation) if pin.uuid is not None)
+    texts = [
+        f"GPU {pin.label} is {may.why_not}"
+        for pin, may in found
+        if may is not None and may.hindrance in (Hindrance.HELD, Hindrance.QUARANTINED)
+    ]
     if texts:
         yield _problem(
             spec,

@@ -30,15 +30,19 @@ LONGEST_PAUSE = 2.0
 class HeldGpu:
     """A GPU that was not confirmed free. `used` in MiB; None: that could not be asked or the driver does not say."""
 
-    index: int
+    uuid: str
+    label: str
+    """What people see: the index where it is known."""
     used: int | None
     holders: str
     """Who holds it, or why nothing is known, in words."""
 
     def __str__(self) -> str:
-        if self.used is None:
-            return f"GPU {self.index}: {self.holders}"
-        return f"GPU {self.index}: {self.used} MiB used {self.holders}"
+        return f"GPU {self.label}: {self.what}"
+
+    @property
+    def what(self) -> str:
+        return self.holders if self.used is None else f"{self.used} MiB used {self.holders}"
 
 
 @frozen
@@ -54,10 +58,13 @@ class GpuRelease:
         return "; ".join(str(gpu) for gpu in self.held)
 
 
-def used_before(inventory: Inventory | None, gpus: Sequence[int]) -> dict[int, int | None]:
-    """MiB used on each of these GPUs: what `wait_gpu_release` compares with later. None is unknown."""
-    found = {index: inventory.gpu(index) if inventory is not None else None for index in gpus}
-    return {index: gpu.memory_used if gpu is not None else None for index, gpu in found.items()}
+def used_before(inventory: Inventory, uuids: Sequence[str]) -> dict[str, int | None]:
+    """MiB used on each of these GPUs: what `wait_gpu_release` compares with later. None is unknown.
+
+    MIG slices are left out: what nvidia-smi tells of processes and memory is of the whole card.
+    """
+    found = {uuid: inventory.by_uuid(uuid) for uuid in uuids}
+    return {uuid: gpu.memory_used for uuid, gpu in found.items() if isinstance(gpu, Gpu)}
 
 
 def describe_process(pid: int) -> str | None:
@@ -75,8 +82,8 @@ def describe_process(pid: int) -> str | None:
 
 async def wait_gpu_release(
     ask: Callable[[], Awaitable[Inventory]],
-    gpus: Sequence[int],
-    before: Mapping[int, int | None],
+    gpus: Sequence[str],
+    before: Mapping[str, int | None],
     *,
     timeout: float,
     is_ours: Callable[[int], bool],
@@ -91,12 +98,12 @@ async def wait_gpu_release(
     if not gpus:
         return GpuRelease(freed=True, asked=False)
     began = trio.current_time()
-    held = tuple(HeldGpu(index, None, f"not confirmed free: no answer within {timeout:g} s") for index in gpus)
+    held = tuple(HeldGpu(uuid, uuid, None, f"not confirmed free: no answer within {timeout:g} s") for uuid in gpus)
     pause = FIRST_PAUSE
     with trio.move_on_after(timeout):
         while True:
             inventory = await ask()
-            if inventory.error is InventoryError.COMMAND_MISSING and all(before.get(i) is None for i in gpus):
+            if inventory.error is InventoryError.COMMAND_MISSING and all(before.get(uuid) is None for uuid in gpus):
                 return GpuRelease(freed=True, asked=False)
             held = held_gpus(inventory, gpus, before, is_ours=is_ours, describe=describe)
             if not held:
@@ -108,8 +115,8 @@ async def wait_gpu_release(
 
 def held_gpus(
     inventory: Inventory,
-    gpus: Sequence[int],
-    before: Mapping[int, int | None],
+    gpus: Sequence[str],
+    before: Mapping[str, int | None],
     *,
     is_ours: Callable[[int], bool],
     describe: Callable[[int], str | None] | None = None,
@@ -117,15 +124,19 @@ def held_gpus(
     """Those of `gpus` that are not free by this inventory, each with the reason in words."""
     describe = describe or describe_process
     held = []
-    for index in gpus:
+    for uuid in gpus:
+        gpu = inventory.by_uuid(uuid)
+        label = str(gpu.index) if isinstance(gpu, Gpu) else uuid
+        failure = inventory.stale.detail or "nvidia-smi failed" if inventory.stale is not None else None
         if inventory.status is InventoryStatus.ERROR:
-            held.append(HeldGpu(index, None, f"not confirmed free: {inventory.detail or 'nvidia-smi failed'}"))
-            continue
-        gpu = inventory.gpu(index)
-        if gpu is None or GpuFlag.LOST in gpu.flags:
-            held.append(HeldGpu(index, None, "not confirmed free: the driver cannot reach it"))
-        elif not _is_free(gpu, before.get(index), inventory.processes_known, is_ours):
-            held.append(HeldGpu(index, gpu.memory_used, _holders(gpu, before.get(index), is_ours, describe)))
+            failure = inventory.detail or "nvidia-smi failed"
+        if failure is not None:
+            held.append(HeldGpu(uuid, label, None, f"not confirmed free: {failure}"))
+        elif not isinstance(gpu, Gpu) or GpuFlag.LOST in gpu.flags:
+            held.append(HeldGpu(uuid, label, None, "not confirmed free: the driver cannot reach it"))
+        elif not _is_free(gpu, before.get(uuid), inventory.processes_known, is_ours):
+            words = _holders(gpu, before.get(uuid), is_ours, describe)
+            held.append(HeldGpu(uuid, label, gpu.memory_used, words))
     return tuple(held)
 
 

@@ -29,11 +29,13 @@ from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.placement.endpoints import choose_endpoint
+from llmgw.supervisor.assigner import Assigner, Refused, Unplaced
 from llmgw.supervisor.follow import FollowedTail, LogFollower
-from llmgw.supervisor.gpu_release import GpuRelease, held_gpus, used_before, wait_gpu_release
+from llmgw.supervisor.gpu_release import GpuRelease, HeldGpu, used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import ShmUsage, clear_traces, note_shm, shm_usage
 from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
+from llmgw.supervisor.node_watch import NodeWatch
 from llmgw.supervisor.oom import oom_kills
 from llmgw.supervisor.processes import (
     Cgroup,
@@ -47,6 +49,7 @@ from llmgw.supervisor.processes import (
     spawn_engine,
     ticks_now,
 )
+from llmgw.supervisor.quarantine import Quarantine
 from llmgw.supervisor.readiness import ListenerFact
 from llmgw.supervisor.records import LoadTimes, OnStop, RecordStore, ShardRecord, ShmFile
 
@@ -82,6 +85,10 @@ class LaunchRefused(Exception):
         self.counted = counted
 
 
+class LaunchUnplaced(Exception):
+    """There are no GPUs for it now; nothing was tried. The text says why."""
+
+
 class LaunchUnwanted(Exception):
     """llmgw leaves, or the shard is to be stopped, before anything was started."""
 
@@ -91,14 +98,6 @@ def engine_stays(on_stop: OnStop, leaving: Leaving) -> bool:
     if leaving.all_stay:
         return True
     return on_stop == "leave" or (on_stop == "auto" and leaving.engines_stay)
-
-
-@frozen
-class HeldMemory:
-    """GPU memory that was not confirmed to be back after an engine's end. `before` in MiB, None is unknown."""
-
-    before: int | None
-    is_ours: Callable[[int], bool]
 
 
 @define
@@ -113,7 +112,9 @@ class Host:
     load_times: LoadTimes
     follower: LogFollower
     env: Mapping[str, str]
-    ask_inventory: Callable[[], Awaitable[Inventory]]
+    node: NodeWatch
+    quarantine: Quarantine
+    assigner: Assigner
     check: Callable[[ShardSpec, Endpoint], Awaitable[Sequence[Problem]]]
     """Preflight of one shard against the machine as it is now."""
     chance: Callable[[], float]
@@ -127,8 +128,6 @@ class Host:
     """How many more are about to run: counted in and out by their own launches."""
     ports: dict[ShardId, int] = field(factory=dict)
     """Ports that llmgw chose, kept over restarts of a shard; those of takeovers are entered before any shard starts."""
-    held: dict[int, HeldMemory] = field(factory=dict)
-    """By GPU index. Entered at an engine's end, taken out as soon as somebody sees that it is free."""
     generations: dict[ShardId, int] = field(factory=dict)
     oom_explained: int = 0
     """The OOM killer's count when a shard's end was last explained."""
@@ -152,16 +151,9 @@ class Host:
     def log_path(self, id_: ShardId) -> str:
         return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
 
-    def still_held(self, inventory: Inventory) -> dict[int, str]:
-        """GPUs whose memory has not come back since an engine's end, with what holds it, in words."""
-        texts = {}
-        for index, memory in list(self.held.items()):
-            found = held_gpus(inventory, (index,), {index: memory.before}, is_ours=memory.is_ours)
-            if found:
-                texts[index] = str(found[0])
-            else:
-                del self.held[index]
-        return texts
+    async def ask_inventory(self) -> Inventory:
+        """The GPUs as they are now."""
+        return (await self.node.refresh()).inventory
 
     def oom_killed_since(self, before: int | None) -> bool | None:
         """Whether the OOM killer was at work since its count was `before`; None is unknown.
@@ -263,6 +255,15 @@ class Engine:
     @property
     def gpus(self) -> tuple[str, ...]:
         return self._record.gpus
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        return self._record.gpu_uuids
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Findings that the file allows, as they were at its launch."""
+        return self._record.allowed
 
     @property
     def launched_at(self) -> float:
@@ -448,8 +449,13 @@ class Engine:
         await host.follower.drain(self._log_path, self._tail)
         if outcome.kind == "unkillable":
             left = ", ".join(str(member) for member in outcome.leftover)
-            for index, before in self._record.gpu_memory_before.items():
-                host.held[index] = HeldMemory(before, frozenset(member.pid for member in outcome.leftover).__contains__)
+            stuck = [
+                HeldGpu(uuid, label, None, f"held by {left}")
+                for uuid, label in zip(self._record.gpu_uuids, self._record.gpus, strict=False)
+            ]
+            pids = [member.pid for member in outcome.leftover]
+            host.quarantine.enter(self._shown, stuck, self._record.gpu_memory_before, pids)
+            await host.quarantine.save()
             # Its record stays, and nothing is launched beside it: two engines would be one too many.
             host.undead[self._record.id] = self
             held = f"{_gpus_in_words(self.gpus)} held by {left}" if self.gpus else ""
@@ -459,11 +465,17 @@ class Engine:
         how = f"{words}, {outcome.seconds:.1f} s"
         await trio.to_thread.run_sync(self._clear_traces)
         held = await self._wait_gpus(on_step)
+        # Before its record goes: whoever comes after a crash right here must know of it.
+        await host.quarantine.save()
         self._processes.close()
         async with self._saving:
             self._removed = True
             await trio.to_thread.run_sync(self._delete_record)
         return Ended(how, held)
+
+    @property
+    def _shown(self) -> str:
+        return self._record.id.shown(self._spec.replicas)
 
     def _clear_traces(self) -> None:
         for problem in clear_traces(self._record, self._host.settings.state_dir):
@@ -502,8 +514,7 @@ class Engine:
         if not answers:
             return ""
         release = answers[0]
-        for gpu in release.held:
-            self._host.held[gpu.index] = HeldMemory(self._record.gpu_memory_before[gpu.index], lambda pid: False)
+        self._host.quarantine.enter(self._shown, release.held, self._record.gpu_memory_before)
         return "" if release.freed else str(release)
 
 
@@ -568,10 +579,13 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         if ended.unkillable:
             raise LaunchRefused(unkillable(ended.unkillable))
     endpoint = _choose_endpoint(host, id_, spec)
-    problems = errors_of(await _unless_unwanted(host, id_, lambda: host.check(spec, endpoint)))
+    placed = await _unless_unwanted(host, id_, lambda: _place(host, id_, spec))
+    findings = await _unless_unwanted(host, id_, lambda: host.check(placed, endpoint))
+    problems = errors_of(findings)
     if problems:
         raise LaunchRefused(_reason_of(problems))
-    devices, before = await _choose_devices(host, id_, spec)
+    allowed = tuple(finding.message for finding in findings if finding.code in spec.allow)
+    devices, before = _devices(host, placed)
     plan = _plan(host, id_, spec, endpoint, devices)
     try:
         command = build_command(plan)
@@ -611,7 +625,9 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         cgroup=child.engine.cgroup.path if child.engine.cgroup is not None else None,
         devices=devices.visible,
         gpus=devices.labels,
+        gpu_uuids=devices.uuids,
         gpu_memory_before=before,
+        allowed=allowed,
         api_key=spec.api_key.reveal() if spec.api_key is not None else None,
         tmp_dir=plan.tmp_dir,
         log_path=output,
@@ -691,16 +707,32 @@ def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:
     return endpoint
 
 
-async def _choose_devices(host: Host, id_: ShardId, spec: ShardSpec) -> tuple[Devices, Mapping[int, int | None]]:
-    if not spec.pinned_gpus:
+async def _place(host: Host, id_: ShardId, spec: ShardSpec) -> ShardSpec:
+    """The spec with the cards that it gets, by UUID. Raises LaunchUnplaced and LaunchRefused."""
+    if spec.gpus in (0, ()):
+        await trio.lowlevel.checkpoint()
+        return spec
+    try:
+        uuids = await host.assigner.assign(id_, spec)
+    except Unplaced as error:
+        raise LaunchUnplaced(error.reason) from None
+    except Refused as error:
+        raise LaunchRefused(error.reason) from None
+    # Without any it names what nobody can look up, which the file allows.
+    return evolve(spec, gpus=uuids) if uuids else spec
+
+
+def _devices(host: Host, spec: ShardSpec) -> tuple[Devices, Mapping[str, int | None]]:
+    """The devices of a spec whose cards are settled, by the facts that they were settled with or newer ones."""
+    facts = host.node.facts.value
+    if not spec.pinned_gpus or facts is None:
         return Devices(), {}
-    inventory = await _unless_unwanted(host, id_, host.ask_inventory)
-    devices = pinned_devices(spec, inventory)
+    devices = pinned_devices(spec, facts.inventory)
     if isinstance(devices, Problem):
         raise LaunchRefused(Reason(devices.code, devices.message, devices.hint))
     for warning in devices.warnings:
         log.warning("%s: %s", spec.name, warning.message)
-    return devices, used_before(inventory, devices.indexes)
+    return devices, used_before(facts.inventory, devices.uuids)
 
 
 def _plan(host: Host, id_: ShardId, spec: ShardSpec, endpoint: Endpoint, devices: Devices) -> LaunchPlan:

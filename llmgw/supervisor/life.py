@@ -15,6 +15,8 @@ import trio
 from attrs import frozen
 
 from llmgw.board import Cell
+from llmgw.discovery.availability import unhealthy
+from llmgw.domain.hardware import Gpu, Inventory
 from llmgw.domain.problem import Reason
 from llmgw.domain.shard import ShardSpec, UnixEndpoint
 from llmgw.domain.status import (
@@ -126,6 +128,17 @@ class Reporter(Protocol):
     def report(self, event: Event) -> None: ...
 
 
+def gone_bad(inventory: Inventory, uuids: Sequence[str], labels: Sequence[str]) -> str:
+    """What is wrong with the GPUs of a running engine by a current inventory; empty when nothing is."""
+    found = []
+    for uuid, label in zip(uuids, labels, strict=False):
+        card = inventory.by_uuid(uuid)
+        wrong = "has dropped off" if card is None else unhealthy(card) if isinstance(card, Gpu) else None
+        if wrong is not None:
+            found.append(f"GPU {label}: {wrong}")
+    return "; ".join(found)
+
+
 def gone_in_words(code: int | None) -> str:
     return f"its main process is gone (exit code {'unknown' if code is None else code})"
 
@@ -168,6 +181,8 @@ class Life:
                 nursery.start_soon(self._obey)
                 nursery.start_soon(self._obey_leaving)
                 nursery.start_soon(self._keep_limits)
+                if self._engine.gpu_uuids:
+                    nursery.start_soon(self._watch_gpus)
                 await self._until_ready(probes)
                 nursery.start_soon(self._watch_members)
                 nursery.start_soon(self._grow_steady)
@@ -190,6 +205,19 @@ class Life:
             # No stop looks like this. Whoever routes must know before anything is cleaned up.
             self._shard.report(StopBegan(gone_in_words(code)))
         self._decide(Exited())
+
+    async def _watch_gpus(self) -> None:
+        """Say when one of its GPUs goes bad. The engine is left alone: it may well go on, and it knows better."""
+        facts = self._host.node.facts.value
+        while True:
+            if facts is not None and facts.inventory.is_current:
+                text = gone_bad(facts.inventory, self._engine.gpu_uuids, self._engine.gpus)
+                known = self._shard.status.condition(ConditionKind.GPU_UNHEALTHY)
+                if text and (known is None or known.text != text):
+                    self._shard.report(ConditionSet(ConditionKind.GPU_UNHEALTHY, text))
+                elif known is not None and not text:
+                    self._shard.report(ConditionCleared(ConditionKind.GPU_UNHEALTHY))
+            facts = await self._host.node.facts.wait_change(facts)
 
     async def _obey_leaving(self) -> None:
         board = self._host.board

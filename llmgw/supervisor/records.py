@@ -51,7 +51,7 @@ class ShmFile:
 
 @frozen
 class ShardRecord:
-    """One launch. `gpu_memory_before`: MiB in use per GPU index before it, None where the driver did not say."""
+    """One launch. `gpu_memory_before`: MiB in use per UUID before it, None where the driver did not say."""
 
     id: ShardId
     generation: int
@@ -71,7 +71,11 @@ class ShardRecord:
     devices: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     """As shown to people."""
-    gpu_memory_before: Mapping[int, int | None] = field(factory=dict)
+    gpu_uuids: tuple[str, ...] = ()
+    """What `gpus` are; shorter where they could not be looked up."""
+    gpu_memory_before: Mapping[str, int | None] = field(factory=dict)
+    allowed: tuple[str, ...] = ()
+    """Findings that the file allows, as they were at the launch."""
     api_key: str | None = field(default=None, repr=False)
     shm: tuple[ShmFile, ...] = ()
     tmp_dir: str | None = None
@@ -107,7 +111,9 @@ class ShardRecord:
             "cgroup": self.cgroup,
             "devices": list(self.devices),
             "gpus": list(self.gpus),
-            "gpu_memory_before": {str(index): used for index, used in self.gpu_memory_before.items()},
+            "gpu_uuids": list(self.gpu_uuids),
+            "memory_before": dict(self.gpu_memory_before),
+            "allowed": list(self.allowed),
             "api_key": self.api_key,
             "shm": [[file.name, file.inode] for file in self.shm],
             "tmp_dir": self.tmp_dir,
@@ -212,7 +218,9 @@ def parse_record(data: bytes) -> ShardRecord:
         cgroup=fields.optional("cgroup", str),
         devices=fields.texts("devices"),
         gpus=fields.texts("gpus"),
-        gpu_memory_before=_parse_memory(fields.optional("gpu_memory_before", dict) or {}),
+        gpu_uuids=fields.texts("gpu_uuids"),
+        gpu_memory_before=_parse_memory(fields.optional("memory_before", dict) or {}),
+        allowed=fields.texts("allowed"),
         api_key=fields.optional("api_key", str),
         shm=_parse_shm(fields.optional("shm", list) or []),
         tmp_dir=fields.optional("tmp_dir", str),
@@ -232,11 +240,11 @@ def _parse_json(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def _parse_memory(values: Mapping[Any, Any]) -> dict[int, int | None]:
+def _parse_memory(values: Mapping[Any, Any]) -> dict[str, int | None]:
     for key, value in values.items():
-        if not (len(key) < 5 and key.isdecimal() and (value is None or (type(value) is int and value < NUMBER_LIMIT))):
-            raise ValueError("gpu_memory_before is not a table of numbers")
-    return {int(key): value for key, value in values.items()}
+        if not (_is_text(key) and (value is None or (type(value) is int and 0 <= value < NUMBER_LIMIT))):
+            raise ValueError("memory_before is not a table of numbers")
+    return dict(values)
 
 
 def _parse_shm(values: list[Any]) -> tuple[ShmFile, ...]:
@@ -300,6 +308,22 @@ class RecordStore:
             except (OSError, ValueError) as error:
                 bad.append(BadRecord(path, str(error), _move_aside(path)))
         return Loaded(tuple(records), tuple(bad))
+
+    def read_all(self) -> tuple[ShardRecord, ...]:
+        """Every record that can be read, for who only looks: nothing is moved, what is no record is left out.
+
+        Raises OSError when the folder cannot be read.
+        """
+        records = []
+        try:
+            names = sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return ()
+        for name in names:
+            if name.endswith(".json"):
+                with contextlib.suppress(OSError, ValueError):
+                    records.append(self._read(os.path.join(self.folder, name)))
+        return tuple(records)
 
     def any_set_aside(self) -> bool:
         """Whether there are files that were meant to be records, now or at an earlier start, or none can be seen."""

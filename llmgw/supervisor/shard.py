@@ -31,6 +31,7 @@ from llmgw.domain.status import (
     ShardStatus,
     StopBegan,
     Stopped,
+    Unplaced,
     Wish,
     describe,
     is_news,
@@ -40,6 +41,7 @@ from llmgw.supervisor.launch import (
     Engine,
     Host,
     LaunchRefused,
+    LaunchUnplaced,
     LaunchUnwanted,
     Takeover,
     engine_stays,
@@ -81,7 +83,14 @@ class Broken:
     counted: bool = True
 
 
-Outcome = Over | Broken | Left
+@frozen
+class Waiting:
+    """There were no GPUs for it; `seen` is the count of news before it asked."""
+
+    seen: int
+
+
+Outcome = Over | Broken | Waiting | Left
 
 
 @frozen
@@ -107,6 +116,8 @@ class Shard:
         self._answered = intent.value
         """The wish that the last life answered: an older one starts nothing. At first the one it was born with, so
         that a restart which was wished before this task ran is not lost on an adopted engine."""
+        self._cards: tuple[str, ...] = ()
+        """UUIDs of the GPUs of the last life."""
         self._held = Cell(False)
         """Whether GPU memory of the last life is not confirmed free."""
         self._refusals = 0
@@ -129,6 +140,9 @@ class Shard:
     def report(self, event: Event) -> None:
         before = self._cell.status
         after = self._cell.report(event)
+        if isinstance(event, Stopped | GaveUp) and after is not before:
+            # It wants no GPUs any more.
+            self._host.node.wake()
         if after is before or not is_news(before, event, after):
             return
         told = describe(before, event, after)
@@ -160,6 +174,7 @@ class Shard:
 
     async def clear_remains(self, engine: Engine) -> None:
         """End what a leader left that died while llmgw was away, before anything new is launched."""
+        self._cards = engine.gpu_uuids
         try:
             ended = await engine.take_down()
         except Exception:
@@ -196,6 +211,8 @@ class Shard:
                     again = again and (pause == 0.0 or await self._wait_undisturbed(pause))
                     if again:
                         self.report(Requeued())
+                case Waiting(seen=seen):
+                    again = await self._wait_undisturbed(None, seen)
                 case Broken():
                     again = await self._wait_retry(outcome)
 
@@ -246,20 +263,37 @@ class Shard:
             decision = GiveUp('will not restart: restart = "no"')
         else:
             self._refusals += 1
-            decision = Retry(backoff(policy, self._refusals, self._host.chance()), self._refusals)
+            # A check that said no is asked again soon: nobody tells llmgw that a file was mended.
+            interval = self._host.config.value.node.inventory_interval
+            pause = min(backoff(policy, self._refusals, self._host.chance()), interval)
+            decision = Retry(pause, self._refusals)
         if isinstance(decision, GiveUp):
             self.report(GaveUp(decision.text))
             return False
         limit = policy.limit if broken.counted else 0
         self.report(RetryScheduled(self._host.board.now() + decision.delay, decision.attempt, limit))
-        return await self._wait_undisturbed(decision.delay)
+        seen = self._host.node.news.value if not broken.counted else None
+        return await self._wait_undisturbed(decision.delay, seen)
 
-    async def _wait_undisturbed(self, seconds: float) -> bool:
-        """Pause before another life; False when a wish or the end of llmgw comes first."""
-        with trio.move_on_after(seconds) as pause:
-            # A wish that came while the last life was ended is news too.
-            await self._wait_news(self._answered)
+    async def _wait_undisturbed(self, seconds: float | None, seen: int | None = None) -> bool:
+        """Pause before another life, None for without end; False when a wish or the end of llmgw comes first.
+
+        With `seen` news of the node end the pause too: what was in the way may be gone.
+        """
+        with trio.CancelScope() as pause:
+            if seconds is not None:
+                pause.deadline = trio.current_time() + seconds
+            async with trio.open_nursery() as nursery:
+                if seen is not None:
+                    nursery.start_soon(self._cancel_on_news, seen, pause)
+                # A wish that came while the last life was ended is news too.
+                await self._wait_news(self._answered)
+                nursery.cancel_scope.cancel(reason="another wish")
         return pause.cancelled_caught and self._leaving is None
+
+    async def _cancel_on_news(self, seen: int, pause: trio.CancelScope) -> None:
+        await self._host.node.news.wait_change(seen)
+        pause.cancel(reason="the node has changed")
 
     async def _wait_news(self, known: Intent) -> None:
         """Until there is another wish, or llmgw leaves."""
@@ -280,8 +314,12 @@ class Shard:
     # -- one life ----------------------------------------------------------------------------------------
 
     async def _one_life(self, takeover: Takeover | None) -> Outcome:
+        seen = self._host.node.news.value
         try:
             return await self._launch_and_watch(takeover)
+        except LaunchUnplaced as error:
+            self.report(Unplaced(str(error)))
+            return Waiting(seen)
         except LaunchUnwanted:
             return Over()
         except LaunchRefused as refused:
@@ -308,6 +346,9 @@ class Shard:
             facts = (engine.pid, engine.pgid, engine.generation, str(engine.endpoint), engine.config_hash, engine.gpus)
             self.report(Launched(*facts) if takeover is None else Adopted(*facts, engine.launched_at))
             self._held.set(False)
+            self._cards = engine.gpu_uuids
+            if engine.allowed:
+                self.report(ConditionSet(ConditionKind.ALLOWED, "; ".join(engine.allowed)))
             if takeover is None and engine.config_hash != self.spec.config_hash:
                 # What a reload replaces must be live; this one was only about to be.
                 return await self._stop(engine, "a reload that came while it was launched", again=True)
@@ -399,6 +440,7 @@ class Shard:
         elif self.status.condition(ConditionKind.GPU_HELD):
             self.report(ConditionCleared(ConditionKind.GPU_HELD))
         self._held.set(bool(held))
+        self._host.node.wake()
 
     async def _watch_held(self) -> None:
         """Ask on after GPU memory that did not come back in time: also the status of a shard that is not started
@@ -408,9 +450,9 @@ class Shard:
             await self._held.wait_value(bool)
             await trio.sleep(pause)
             pause = min(2 * pause, HELD_LONGEST)
-            inventory = await self._host.ask_inventory()
-            mine = {int(gpu) for gpu in self.status.gpus if gpu.isdecimal()}
-            texts = [text for index, text in self._host.still_held(inventory).items() if index in mine]
+            await self._host.node.refresh()
+            entries = (entry for entry in self._host.quarantine.entries if entry.uuid in self._cards)
+            texts = [f"GPU {entry.label}: {entry.holder}" for entry in entries]
             if not self._held.value:
                 # Launched meanwhile: what was held is of an earlier life.
                 pause = HELD_FIRST

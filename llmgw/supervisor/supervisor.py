@@ -17,7 +17,8 @@ from llmgw.board import Cell
 from llmgw.config.diff import Action, ConfigDiff, diff
 from llmgw.config.model import Config
 from llmgw.domain.shard import ShardId, ShardSpec, TcpEndpoint
-from llmgw.domain.status import Intent, ShardState, ShardStatus, Snapshot, Wish
+from llmgw.domain.status import ConditionKind, Intent, ShardState, ShardStatus, Snapshot, Wish
+from llmgw.supervisor.assigner import Claim
 from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
 from llmgw.supervisor.leftovers import clear_traces, remove_unclaimed_tmp_dirs
@@ -57,6 +58,9 @@ class Supervisor:
         self._members: dict[ShardId, _Member] = {}
         self._rollouts: dict[str, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
+        self._inherited: dict[ShardId, tuple[str, ...]] = {}
+        """GPUs of engines of an earlier supervisor, until their own launch or clean-up answers for them."""
+        host.assigner.claims = self._claims
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take over what is proven ours, start what is wanted, and go on until `board.leaving` is set.
@@ -85,6 +89,26 @@ class Supervisor:
         """The output of one instance, over all its launches."""
         member = self._members.get(id_)
         return member.shard.tail if member is not None else None
+
+    def _claims(self) -> list[Claim]:
+        """Who has GPUs, wants some, or keeps others off them."""
+        claims = []
+        for id_, member in self._members.items():
+            engine = self._host.engines.get(id_) or self._host.undead.get(id_)
+            if engine is not None:
+                self._inherited.pop(id_, None)
+            status = member.shard.status
+            gave_up = status.state is ShardState.FAILED and status.condition(ConditionKind.BACKOFF) is None
+            intent = self._board.intent_cell(id_).value
+            claims.append(
+                Claim(
+                    id_,
+                    member.orders.value.spec,
+                    wanted=intent.wish is Wish.START and not member.orders.value.retired and not gave_up,
+                    uuids=engine.gpu_uuids if engine is not None else self._inherited.get(id_),
+                )
+            )
+        return claims
 
     # -- from one configuration to the next --------------------------------------------------------------
 
@@ -234,6 +258,7 @@ class Supervisor:
             log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
             spec = member.orders.value.spec
             await member.shard.clear_remains(Engine(self._host, spec, member.shard.tail, processes, record))
+            self._inherited.pop(id_, None)
         await member.shard.run(takeover)
         while self._board.leaving.value is None and not member.orders.value.retired:
             # Wanted again between its last look and here.
@@ -288,6 +313,9 @@ class Supervisor:
     def _begin(self, found: Found) -> None:
         """The first configuration: takeovers keep running, what no longer matches is replaced in turn."""
         config = self._host.config.value
+        records = [running.record for running in found.takeovers.values()]
+        records += [record for record, _ in found.remains.values()]
+        self._inherited = {record.id: record.gpu_uuids for record in records if record.gpu_uuids}
         mismatched: dict[str, list[ShardId]] = {}
         wanted: set[ShardId] = set()
         for id_, running in found.takeovers.items():

@@ -1,0 +1,156 @@
+"""How an inventory is shown to people: GPUs that are alike in one line, adapters, and what is wrong with them."""
+
+from __future__ import annotations
+
+from llmgw.cli.table import plain_lines
+from llmgw.cli.words import counted, duration, gpu_ranges
+from llmgw.domain.display import neutralise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+GPU_COLUMNS = ("GPU", "CLASS", "CC", "MEMORY", "FREE", "HELD BY", "NOTE")
+PORT_COLUMNS = ("FABRIC", "KIND", "RATE", "ADAPTERS", "NOTE")
+KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "other": "other"}
+NOTHING_THERE = ("command_missing", "driver_not_loaded")
+
+
+def inventory_lines(
+    answer: Mapping[str, Any], *, has_card: bool, now: float | None = None, colour: bool = False
+) -> list[str]:
+    """The whole picture, one string a line, without control characters of anybody else."""
+    gpu, fabric = answer["gpu"], answer["fabric"]
+    text = [heading(answer, has_card=has_card, now=now)]
+    stale = gpu.get("stale")
+    if stale is not None:
+        text.append(f"stale: nvidia-smi fails ({stale['detail'] or stale['error_kind']}); nothing new is placed")
+    elif gpu["status"] != "ok":
+        word = "no GPU" if gpu["error_kind"] in NOTHING_THERE and not has_card else gpu["status"]
+        text.append(f"{word}: {gpu['detail'] or gpu['error_kind'] or 'a GPU is missing'}")
+    for lost in gpu["lost"]:
+        name = f"GPU {lost['index']}" if lost["index"] is not None else "a GPU"
+        text.append(f"{name} at {lost['bus_id']} is lost: reboot; if it comes back, have the card looked at")
+    if gpu["gpus"] or gpu["mig_instances"]:
+        text += ["", *plain_lines(GPU_COLUMNS, list(gpu_rows(gpu)))]
+    for other in gpu["other_gpus"]:
+        size = gibibytes(other["memory_total_mib"])
+        text.append(f"{other['vendor']} {other['index']}  {other['name']}  {size}  listed only: not placed on yet")
+    if fabric["ports"] or fabric["unreadable_devices"]:
+        text += ["", *plain_lines(PORT_COLUMNS, list(fabric_rows(fabric)))]
+    return [neutralise(line) for line in text]
+
+
+def heading(answer: Mapping[str, Any], *, has_card: bool, now: float | None) -> str:
+    gpu = answer["gpu"]
+    parts = [f"node {answer['node']}"]
+    if gpu["driver_version"]:
+        parts.append(f"driver {gpu['driver_version']}")
+    if gpu["gpus"] or gpu["status"] != "error" or not has_card:
+        # Where nvidia-smi failed, nobody knows how many there are.
+        parts.append(counted(len(gpu["gpus"]), "GPU"))
+    fabrics = answer["fabric"]["fabrics"]
+    if fabrics:
+        parts.append(counted(len(fabrics), "fabric"))
+    if now is not None and gpu["read_at"] is not None:
+        parts.append(f"read {duration(max(0.0, now - gpu['read_at']))} ago")
+    return "   ".join(parts)
+
+
+def gpu_rows(gpu: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Neighbours that differ in nothing but their number share a line."""
+    groups: list[tuple[tuple[str, ...], list[str]]] = []
+    for card in gpu["gpus"]:
+        rest = gpu_row(card)
+        if groups and groups[-1][0] == rest:
+            groups[-1][1].append(str(card["index"]))
+        else:
+            groups.append((rest, [str(card["index"])]))
+    for rest, indexes in groups:
+        yield (gpu_ranges(indexes), *rest)
+    for slice_ in gpu["mig_instances"]:
+        known = gpu.get("mig_assignable", {}).get(slice_["uuid"], {})
+        yield (
+            f"{slice_['parent_index']}:{slice_['device']}",
+            slice_["class"],
+            "-",
+            gibibytes(slice_["memory_total_mib"]),
+            "-",
+            "-",
+            ", ".join(part for part in (slice_["uuid"], known.get("why_not")) if part),
+        )
+
+
+def gpu_row(card: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        card["class"] or "-",
+        card["compute_cap"] or "-",
+        gibibytes(card["memory_total_mib"]) + (" shared with the host" if card["unified_memory"] else ""),
+        gibibytes(card.get("memory_free_mib")),
+        ", ".join(holder_texts(card)) or "-",
+        card.get("why_not") or ", ".join(flag for flag in card["health_flags"] if flag != "memory_in_use") or "-",
+    )
+
+
+def holder_texts(card: Mapping[str, Any]) -> Iterator[str]:
+    """Our shards by name, strangers by pid, command and user."""
+    shards: dict[str, int] = {}
+    for holder in card.get("holders") or [
+        {"pid": pid, "memory_mib": memory, "user": None, "command": None, "shard": None}
+        for pid, memory in card["processes"]
+    ]:
+        if holder["shard"] is not None:
+            shards[holder["shard"]] = shards.get(holder["shard"], 0) + (holder["memory_mib"] or 0)
+            continue
+        details = ", ".join(str(part) for part in (holder["command"], holder["user"]) if part)
+        size = f" {gibibytes(holder['memory_mib'])}" if holder["memory_mib"] is not None else ""
+        yield f"pid {holder['pid']}{size}" + (f" ({details}), not ours" if details else ", not ours")
+    yield from shards
+
+
+def fabric_rows(fabric: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    shown = set()
+    for number, one in enumerate(fabric["fabrics"]):
+        shown |= set(one["ports"])
+        ports = [port for port in fabric["ports"] if f"{port['device']}:{port['port']}" in one["ports"]]
+        if one["kind"] == "infiniband":
+            note = f"subnet {one.get('subnet_prefix', '-')}, manager at LID {one.get('sm_lid', '-')}"
+        else:
+            note = ", ".join(one["networks"]) or "its networks are not known: it reaches no other node"
+        if number == 0:
+            note += ", used between nodes"
+        yield (str(number), KINDS[one["kind"]], rates(ports), adapters(one["ports"]), note)
+    for port in fabric["ports"]:
+        label = f"{port['device']}:{port['port']}"
+        if label not in shown:
+            why = port.get("reason") or "left out by [node] fabric"
+            yield ("-", KINDS[port["kind"]], rates([port]), label, f"{port['state'] or 'unreadable'}: {why}")
+    for device in fabric["unreadable_devices"]:
+        yield ("-", "-", "-", device, "it is listed, but cannot be read")
+
+
+def adapters(ports: Sequence[str]) -> str:
+    """`mlx5_0:1` to `mlx5_3:1` as mlx5_0..3, where all are port 1."""
+    names = [port.rpartition(":")[0] if port.endswith(":1") else port for port in ports]
+    if len(names) < 3 or len({name.rstrip("0123456789") for name in names}) != 1:
+        return ",".join(names)
+    stem = names[0].rstrip("0123456789")
+    numbers = [name[len(stem) :] for name in names]
+    if not all(number.isdecimal() for number in numbers):
+        return ",".join(names)
+    found = [int(number) for number in numbers]
+    if found == list(range(found[0], found[0] + len(found))):
+        return f"{stem}{found[0]}..{found[-1]}"
+    return ",".join(names)
+
+
+def rates(ports: Sequence[Mapping[str, Any]]) -> str:
+    known = {port["rate_gbps"] for port in ports}
+    if None in known or not known:
+        return "-"
+    return "/".join(f"{rate:g}G" for rate in sorted(known, reverse=True))
+
+
+def gibibytes(mebibytes: int | None) -> str:
+    return "-" if mebibytes is None else f"{mebibytes / 1024:.1f} GiB"

@@ -1,0 +1,137 @@
+"""Who has which GPUs on this node. The one writer of assignments, over the pure `place`.
+
+All instances that want GPUs are placed in one call, so that what one of them gets does not depend on which asked first;
+what comes out is kept before anything is awaited, so that two launches can never get one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from llmgw.board import Cell
+from llmgw.config.model import Config
+from llmgw.domain.problem import Problem, Reason
+from llmgw.domain.shard import ShardId, ShardSpec
+from llmgw.placement.model import Assignment, Request, Slot
+from llmgw.placement.place import place
+from llmgw.placement.view import memory_of, node_view, request_of
+from llmgw.supervisor.node_look import NodeFacts
+from llmgw.supervisor.node_watch import NodeWatch
+
+
+@frozen
+class Claim:
+    """One instance, as the supervisor knows it. `uuids` are the cards of the engine that runs, None when none does;
+    of one that does not run and does not want to (`wanted` False) only the cards that it names are kept for it."""
+
+    id: ShardId
+    spec: ShardSpec
+    wanted: bool
+    uuids: tuple[str, ...] | None = None
+
+
+class Unplaced(Exception):
+    """There are no GPUs for an instance now; `reason` says why, counted."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Refused(Exception):
+    """A GPU that the file names is none."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.cause)
+        self.reason = reason
+
+
+class Assigner:
+    """Assignments of instances that do not run yet; those of running engines are in their records."""
+
+    def __init__(self, config: Cell[Config], node: NodeWatch) -> None:
+        self._config = config
+        self._node = node
+        self._given: dict[ShardId, tuple[str, ...]] = {}
+        self.claims: Callable[[], Iterable[Claim]] = tuple
+        """Every instance; set by the supervisor, who knows them."""
+
+    async def assign(self, id_: ShardId, spec: ShardSpec) -> tuple[str, ...]:
+        """UUIDs of the cards for a launch of this instance, by the node as it is now.
+
+        Raises Unplaced and Refused.
+        """
+        facts = await self._node.refresh()
+        return self.decide(facts, id_, spec)
+
+    def decide(self, facts: NodeFacts, id_: ShardId, spec: ShardSpec) -> tuple[str, ...]:
+        """`assign` by given facts. Synchronous: the decision stands when it returns."""
+        requests: list[Request] = []
+        current: dict[ShardId, Assignment] = {}
+        for claim in self._with(id_, spec):
+            request = self._request(claim, facts)
+            if isinstance(request, Problem):
+                if claim.id == id_:
+                    raise Refused(Reason(request.code, request.message, request.hint))
+                continue
+            if request is None:
+                continue
+            requests.append(request)
+            uuids = claim.uuids if claim.uuids is not None else self._given.get(claim.id)
+            if uuids:
+                current[claim.id] = _assignment(claim.id, uuids, facts)
+        node = self._config.value.node
+        view = node_view(facts.node, facts.availability, labels=node.labels, allowed=node.gpus)
+        result = place([view], requests, current)
+        wanted = {claim.id for claim in self._with(id_, spec) if claim.wanted}
+        self._given = {other: found.uuids for other, found in result.assignments.items() if other in wanted}
+        found = result.assignments.get(id_)
+        if found is not None:
+            return found.uuids
+        mine = next((request for request in requests if request.id == id_), None)
+        if mine is None:
+            return ()
+        if mine.pinned and not self._taken(mine, requests, result.assignments):
+            # Nobody of ours has them: what is wrong with the cards themselves is for preflight to say.
+            return mine.pinned
+        raise Unplaced(result.reasons[id_])
+
+    @staticmethod
+    def _taken(mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment]) -> bool:
+        users = [other for other in requests if other.id != mine.id and other.id in assignments]
+        return any(
+            not (mine.share and other.share) and not set(mine.pinned).isdisjoint(assignments[other.id].uuids)
+            for other in users
+        )
+
+    def _with(self, id_: ShardId, spec: ShardSpec) -> Sequence[Claim]:
+        """Every instance; the one that asks is wanted, with the keys that it is launched with."""
+        others = [claim for claim in self.claims() if claim.id != id_]
+        return [*others, Claim(id_, spec, wanted=True)]
+
+    def _request(self, claim: Claim, facts: NodeFacts) -> Request | Problem | None:
+        if claim.uuids is not None:
+            if not claim.uuids:
+                return None
+            return Request(
+                claim.id,
+                len(claim.uuids),
+                memory=memory_of(claim.spec),
+                share=claim.spec.share_gpus,
+                running=True,
+            )
+        if not claim.wanted and not claim.spec.pinned_gpus:
+            return None
+        return request_of(claim.id, claim.spec, facts.inventory)
+
+
+def _assignment(id_: ShardId, uuids: tuple[str, ...], facts: NodeFacts) -> Assignment:
+    return Assignment(id_, (Slot(facts.node.node, uuids),), _class_of(uuids, facts))
+
+
+def _class_of(uuids: Sequence[str], facts: NodeFacts) -> str | None:
+    found = (facts.inventory.by_uuid(uuid) for uuid in uuids)
+    classes = {card.gpu_class for card in found if card is not None}
+    return classes.pop() if len(classes) == 1 else None

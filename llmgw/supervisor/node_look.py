@@ -1,0 +1,126 @@
+"""One look at the whole node: GPUs, fabrics, the host, whose the processes on the GPUs are, and what may be handed out.
+
+The daemon looks again and again with this, and `llmgw inventory` once. Where each part is read from is an argument, so
+that recorded nodes go the same way as this one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import trio
+from attrs import field, frozen
+
+from llmgw.discovery.addresses import reach
+from llmgw.discovery.availability import availability
+from llmgw.discovery.fabric import chosen_fabrics
+from llmgw.discovery.fabric_sysfs import host_addresses, read_fabric
+from llmgw.discovery.host_hardware import SHM, UVM, read_host
+from llmgw.discovery.survey import RunTool, merge_stale, survey
+from llmgw.domain.fabric import FabricInventory
+from llmgw.domain.hardware import Availability, GpuHolder, HostHardware, Inventory, NodeInventory
+from llmgw.supervisor.ownership import holders
+from llmgw.supervisor.records import ShardRecord
+
+
+@frozen
+class Sources:
+    """Where the facts come from. None for a program or a folder: there is none, and nothing of this host stands in."""
+
+    nvidia_smi: str | None
+    rocm_smi: str | None = None
+    sysfs: str | None = "/sys"
+    addresses: Mapping[str, Sequence[str]] | None = None
+    """None: those of this host."""
+    meminfo: str | None = None
+    """The text; None: that of /proc/meminfo."""
+    is_this_host: bool = True
+    """Whether /dev, limits, routes and processes of this host belong to what is looked at."""
+
+    @classmethod
+    def of_this_host(cls) -> Sources:
+        return cls(shutil.which("nvidia-smi"), shutil.which("rocm-smi"))
+
+
+@frozen
+class NodeSettings:
+    """What `[node]` says about it."""
+
+    name: str
+    fabric: Literal["auto", "none"] | tuple[str, ...] = "auto"
+    island: str | None = None
+    address: str | None = None
+
+
+@frozen
+class NodeFacts:
+    """The node at one moment. `availability` is by UUID."""
+
+    node: NodeInventory
+    availability: Mapping[str, Availability] = field(factory=dict)
+
+    @property
+    def inventory(self) -> Inventory:
+        return self.node.gpu
+
+
+async def look_at_node(
+    run_tool: RunTool,
+    sources: Sources,
+    settings: NodeSettings,
+    *,
+    timeout: float,
+    now: Callable[[], float],
+    records: Callable[[], Iterable[ShardRecord]],
+    quarantined: Callable[[Inventory], Mapping[str, str]] = lambda _: {},
+    accepted: Mapping[str, Collection[int]] | None = None,
+    last_good: NodeFacts | None = None,
+) -> NodeFacts:
+    """Look now; never raises for what it finds. `timeout` in seconds bounds all questions about GPUs.
+
+    After a failure the GPUs of `last_good` come back marked stale. `quarantined` is asked with the new facts.
+    """
+    previous = last_good.inventory if last_good is not None and last_good.inventory.gpus else None
+    found = await survey(
+        run_tool,
+        nvidia_smi=sources.nvidia_smi,
+        timeout=timeout,
+        now=now,
+        meminfo=sources.meminfo,
+        rocm_smi=sources.rocm_smi,
+        sysfs=sources.sysfs,
+        previous=previous,
+    )
+    inventory = merge_stale(previous, found)
+    rest = partial(_rest, sources, settings, inventory, records)
+    fabric, host, address, interface, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
+    node = NodeInventory(settings.name, inventory, fabric, host, address, interface)
+    free = availability(inventory, known, quarantined=quarantined(inventory), accepted=accepted)
+    return NodeFacts(node, free)
+
+
+def _rest(
+    sources: Sources, settings: NodeSettings, inventory: Inventory, records: Callable[[], Iterable[ShardRecord]]
+) -> tuple[FabricInventory, HostHardware, str | None, str | None, Mapping[int, GpuHolder]]:
+    """Everything that is read from files. Blocks."""
+    addresses = host_addresses() if sources.addresses is None else sources.addresses
+    fabric = read_fabric(sources.sysfs, addresses) if sources.sysfs is not None else FabricInventory()
+    fabric = chosen_fabrics(fabric, settings.fabric, settings.island)
+    if not sources.is_this_host:
+        host = read_host(meminfo=sources.meminfo, shm=None, uvm=None)
+        return fabric, host, settings.address, None, {}
+    host = read_host(meminfo=sources.meminfo, shm=SHM, uvm=UVM)
+    found = reach(addresses, _routes(), settings.address)
+    pids = {process.pid for gpu in inventory.gpus for process in gpu.processes}
+    return fabric, host, found.address, found.interface, holders(pids, records() if pids else ())
+
+
+def _routes() -> str:
+    try:
+        with open("/proc/net/route", encoding="ascii", errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

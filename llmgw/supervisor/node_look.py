@@ -14,7 +14,7 @@ from typing import Literal
 import trio
 from attrs import field, frozen
 
-from llmgw.discovery.addresses import reach
+from llmgw.discovery.addresses import Reach, reach
 from llmgw.discovery.availability import availability
 from llmgw.discovery.fabric import chosen_fabrics
 from llmgw.discovery.fabric_sysfs import host_addresses, read_fabric
@@ -56,11 +56,22 @@ class NodeSettings:
 
 
 @frozen
+class Adapters:
+    """What was read of network adapters and addresses, and when: seconds since the epoch. A large node has thousands
+    of such files, and they hardly ever change, so that a launch need not read them again."""
+
+    read_at: float
+    fabric: FabricInventory
+    addresses: Mapping[str, Sequence[str]] = field(factory=dict)
+
+
+@frozen
 class NodeFacts:
     """The node at one moment. `availability` is by UUID."""
 
     node: NodeInventory
     availability: Mapping[str, Availability] = field(factory=dict)
+    adapters: Adapters | None = None
 
     @property
     def inventory(self) -> Inventory:
@@ -78,10 +89,12 @@ async def look_at_node(
     quarantined: Callable[[Inventory], Mapping[str, str]] = lambda _: {},
     accepted: Mapping[str, Collection[int]] | None = None,
     last_good: NodeFacts | None = None,
+    adapters: Adapters | None = None,
 ) -> NodeFacts:
     """Look now; never raises for what it finds. `timeout` in seconds bounds all questions about GPUs.
 
     After a failure the GPUs of `last_good` come back marked stale. `quarantined` is asked with the new facts.
+    `adapters` are taken as they are, None: they are read too.
     """
     previous = last_good.inventory if last_good is not None and last_good.inventory.gpus else None
     found = await survey(
@@ -95,27 +108,34 @@ async def look_at_node(
         previous=previous,
     )
     inventory = merge_stale(previous, found)
-    rest = partial(_rest, sources, settings, inventory, records)
-    fabric, host, address, interface, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
-    node = NodeInventory(settings.name, inventory, fabric, host, address, interface)
+    rest = partial(_rest, sources, settings, inventory, records, adapters, now)
+    adapters, host, found_reach, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
+    fabric = chosen_fabrics(adapters.fabric, settings.fabric, settings.island)
+    node = NodeInventory(settings.name, inventory, fabric, host, found_reach.address, found_reach.interface)
     free = availability(inventory, known, quarantined=quarantined(inventory), accepted=accepted)
-    return NodeFacts(node, free)
+    return NodeFacts(node, free, adapters)
 
 
 def _rest(
-    sources: Sources, settings: NodeSettings, inventory: Inventory, records: Callable[[], Iterable[ShardRecord]]
-) -> tuple[FabricInventory, HostHardware, str | None, str | None, Mapping[int, GpuHolder]]:
+    sources: Sources,
+    settings: NodeSettings,
+    inventory: Inventory,
+    records: Callable[[], Iterable[ShardRecord]],
+    adapters: Adapters | None,
+    now: Callable[[], float],
+) -> tuple[Adapters, HostHardware, Reach, Mapping[int, GpuHolder]]:
     """Everything that is read from files. Blocks."""
-    addresses = host_addresses() if sources.addresses is None else sources.addresses
-    fabric = read_fabric(sources.sysfs, addresses) if sources.sysfs is not None else FabricInventory()
-    fabric = chosen_fabrics(fabric, settings.fabric, settings.island)
+    if adapters is None:
+        addresses = host_addresses() if sources.addresses is None else sources.addresses
+        fabric = read_fabric(sources.sysfs, addresses) if sources.sysfs is not None else FabricInventory()
+        adapters = Adapters(now(), fabric, addresses)
     if not sources.is_this_host:
         host = read_host(meminfo=sources.meminfo, shm=None, uvm=None)
-        return fabric, host, settings.address, None, {}
+        return adapters, host, Reach(settings.address, None, ""), {}
     host = read_host(meminfo=sources.meminfo, shm=SHM, uvm=UVM)
-    found = reach(addresses, _routes(), settings.address)
+    found = reach(adapters.addresses, _routes(), settings.address)
     pids = {process.pid for gpu in inventory.gpus for process in gpu.processes}
-    return fabric, host, found.address, found.interface, holders(pids, records() if pids else ())
+    return adapters, host, found, holders(pids, records() if pids else ())
 
 
 def _routes() -> str:

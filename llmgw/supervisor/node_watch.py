@@ -7,16 +7,18 @@ anybody but who asked for new ones.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 import trio
+from attrs import evolve
 
 from llmgw.board import Cell
 from llmgw.config.model import Config
-from llmgw.discovery.availability import unhealthy
-from llmgw.discovery.survey import RunTool
-from llmgw.domain.hardware import InventoryError
-from llmgw.supervisor.node_look import NodeFacts, NodeSettings, Sources, look_at_node
+from llmgw.discovery.availability import availability, unhealthy
+from llmgw.discovery.survey import RunTool, merge_stale
+from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus, NodeInventory
+from llmgw.supervisor.node_look import Adapters, NodeFacts, NodeSettings, Sources, look_at_node
 from llmgw.supervisor.quarantine import Quarantine
 from llmgw.supervisor.records import ShardRecord
 
@@ -24,10 +26,15 @@ log = logging.getLogger(__name__)
 
 FREE_STEP_MIB = 1024
 """Free memory that changes by less wakes nobody."""
+SHORTEST_PAUSE = 1.0
+"""Seconds between two looks at a GPU that has just come into quarantine."""
 
 
 class NodeWatch:
-    """`facts` is the last look, None before the first; `news` counts the changes that may let somebody start."""
+    """`facts` is the last look, None before the first; `news` counts the changes that may let somebody start.
+
+    All looks are made by `run`, so that nobody who stops waiting for one cuts it short for the others.
+    """
 
     def __init__(
         self,
@@ -47,52 +54,104 @@ class NodeWatch:
         self._sources = sources
         self.facts: Cell[NodeFacts | None] = Cell(None)
         self.news: Cell[int] = Cell(0)
-        self._looking = trio.Lock()
+        self._wanted = Cell(0)
+        """The number of the look that somebody waits for."""
         self._begun = 0
+        self._done = Cell(0)
+        self._adapters: Adapters | None = None
         self._told = ""
 
     @property
     def is_needed(self) -> bool:
-        """Whether any shard of the configuration in force asks for a GPU."""
-        return any(spec.gpus not in (0, ()) for spec in self._config.value.shards)
+        """Whether any shard of the configuration in force asks for a GPU, or one is in quarantine."""
+        return any(spec.gpus not in (0, ()) for spec in self._config.value.shards) or bool(self._quarantine.entries)
 
     async def refresh(self) -> NodeFacts:
         """Facts of a look that began after this was called; one at a time, shared by all who wait."""
-        asked = self._begun
-        async with self._looking:
-            known = self.facts.value
-            if self._begun > asked and known is not None:
+        wanted = self._begun + 1
+        self._wanted.set(max(wanted, self._wanted.value))
+        await self._done.wait_value(lambda done: done >= wanted)
+        assert self.facts.value is not None
+        return self.facts.value
+
+    async def recent(self, *, age: float, patience: float) -> NodeFacts:
+        """Facts that are at most `age` seconds old; the last ones, marked stale, when new ones take longer than
+        `patience` seconds. Only who comes before the first look waits for its end."""
+        known = self.facts.value
+        read_at = known.inventory.read_at if known is not None else None
+        if known is not None and known.inventory.stale is None and read_at is not None:
+            # A clock that was set back proves nothing.
+            if 0 <= self._now() - read_at <= age:
                 return known
-            self._begun += 1
-            found = await self._look()
-            self._publish(found)
-        await self._quarantine.save()
-        return found
+        with trio.move_on_after(patience):
+            return await self.refresh()
+        if self.facts.value is None:
+            with trio.move_on_after(self._config.value.node.discovery_timeout):
+                await self.facts.wait_change(None)
+        return self._unanswered(self.facts.value)
 
     async def run(self) -> None:
-        """Look again and again, as long as any shard wants GPUs."""
+        """Look when somebody asks; as long as any shard wants GPUs, also at least every `inventory_interval`."""
         while True:
-            if self.is_needed:
-                await self.refresh()
-            await trio.sleep(self._config.value.node.inventory_interval)
+            with trio.move_on_after(self._pause()):
+                await self._wanted.wait_value(lambda wanted: wanted > self._begun)
+            self._begun += 1
+            number = self._begun
+            self._publish(await self._look())
+            self._done.set(number)
+            await self._quarantine.save()
 
     def wake(self) -> None:
         """Something else changed that may let somebody start: an engine has ended, an operator released a GPU."""
         self.news.set(self.news.value + 1)
 
+    def _pause(self) -> float:
+        """Seconds until the next look that nobody asks for."""
+        if not self.is_needed:
+            return math.inf
+        if self._begun == 0:
+            return 0.0
+        interval = self._config.value.node.inventory_interval
+        waits = [self._now() - entry.since for entry in self._quarantine.entries]
+        # Memory that comes back late comes back soon: asked often at first, then ever less.
+        return min(interval, max(SHORTEST_PAUSE, min(waits) / 2)) if waits else interval
+
     async def _look(self) -> NodeFacts:
         node = self._config.value.node
-        return await look_at_node(
-            self._run_tool,
-            self._sources(),
-            NodeSettings(node.name, node.fabric, node.island, node.address),
-            timeout=node.discovery_timeout,
-            now=self._now,
-            records=self._records,
-            quarantined=self._quarantine.recheck,
-            accepted=self._quarantine.accepted,
-            last_good=self.facts.value,
-        )
+        known = self._adapters
+        fresh = known is not None and 0 <= self._now() - known.read_at < node.inventory_interval
+        try:
+            found = await look_at_node(
+                self._run_tool,
+                self._sources(),
+                NodeSettings(node.name, node.fabric, node.island, node.address),
+                timeout=node.discovery_timeout,
+                now=self._now,
+                records=self._records,
+                quarantined=self._quarantine.recheck,
+                accepted=self._quarantine.accepted,
+                last_good=self.facts.value,
+                adapters=known if fresh else None,
+            )
+        except Exception:
+            # Whatever a driver or a file may say: the engines run on, and nothing new is placed.
+            log.exception("an error in llmgw itself while it looked at the hardware")
+            return self._stale(self.facts.value, InventoryError.NVML_INIT_FAILED, "an error in llmgw itself")
+        self._adapters = found.adapters
+        return found
+
+    def _unanswered(self, known: NodeFacts | None) -> NodeFacts:
+        return self._stale(known, InventoryError.TIMEOUT, "nvidia-smi has not answered yet")
+
+    def _stale(self, known: NodeFacts | None, error: InventoryError, detail: str) -> NodeFacts:
+        """Older facts, by which nothing is placed; without any, the failure itself."""
+        failed = Inventory(InventoryStatus.ERROR, error=error, detail=detail, read_at=self._now())
+        if known is None:
+            return NodeFacts(NodeInventory(self._config.value.node.name, failed))
+        inventory = merge_stale(known.inventory if known.inventory.gpus else None, failed)
+        unknown = availability(inventory, {})
+        told = {uuid: evolve(unknown[uuid], holders=known.availability[uuid].holders) for uuid in unknown}
+        return evolve(known, node=evolve(known.node, gpu=inventory), availability=told)
 
     def _publish(self, found: NodeFacts) -> None:
         before = self.facts.value

@@ -24,14 +24,17 @@ def node_warnings(
         found.append(
             f"the GPUs cannot be read ({inventory.detail or inventory.error.value}): none is placed; llmgw doctor"
         )
-    for entry in quarantined:
-        found.append(
-            f"GPU {entry.label} is in quarantine for {_age(now - entry.since)}, not released after {entry.shard} ended: "
-            f"{entry.holder}; end that process, or: llmgw gpu release {entry.label}"
-        )
+    found += [_of_entry(entry, now) for entry in quarantined]
     if inventory is not None:
         found += _of_cards(inventory, in_use)
     return found
+
+
+def _of_entry(entry: Quarantined, now: float) -> str:
+    return (
+        f"GPU {entry.label} is in quarantine for {_age(now - entry.since)}, not released after {entry.shard} ended: "
+        f"{entry.holder}; end that process, or: llmgw gpu release {entry.label}"
+    )
 
 
 def _of_cards(inventory: Inventory, in_use: Collection[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from llmgw.discovery.inventory_json import gpu_json, node_json, read_node
 from llmgw.discovery.survey import survey
-from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus
+from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus, NodeInventory
 from llmgw.supervisor.children import Children
 from llmgw.supervisor.tools import ToolResult, run_tool
 
@@ -65,8 +65,8 @@ async def test_each_recorded_node_is_read_as_expected(name: str, monkeypatch: py
     inventory = await look(case, timeout=2.0 if name == "hang" else 60.0)
     assert differences(gpu_json(inventory), json.loads((case / "expected.json").read_text())) == []
     assert inventory.read_at == 1000.0
-    printed = json.loads(json.dumps(inventory_json(inventory, node="gpu-01", source="local")))
-    assert read_inventory(printed) == inventory
+    printed = json.loads(json.dumps(node_json(NodeInventory("gpu-01", inventory), source="local")))
+    assert read_node(printed).gpu == inventory
 
 
 async def test_rows_before_a_hang_are_no_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,13 @@ class Script:
 
 GOOD = Answer(
     0,
-    b"0, GPU-1, NVIDIA L4, 00000000:31:00.0, 23034, 400, 4, 22630, 8.9, 535.1, [N/A], Enabled, 0, No, No\n",
+    b"0, GPU-1, NVIDIA L4, 00000000:31:00.0, 23034, 400, 4, 22630, 8.9, 535.1, [N/A], Enabled, 0, No, No, "
+    b"Enabled, 34, 71.52, 72.00\n",
 )
+
+
+OPTIONAL_FAIL = ((0.1, Answer(2)), (0.1, Answer(255)))
+"""The recovery action and the topology, of a driver that knows neither."""
 
 
 async def scripted(*answers: tuple[float, Answer]) -> tuple[Inventory, Script]:
@@ -127,7 +132,9 @@ async def test_one_limit_covers_all_calls(autojump_clock: MockClock) -> None:
 
 
 async def test_a_failed_process_list_leaves_the_gpus_and_says_unknown(autojump_clock: MockClock) -> None:
-    inventory, _ = await scripted((0.1, GOOD), (0.1, Answer(255, b"Failed to initialize NVML: Unknown Error")))
+    inventory, _ = await scripted(
+        (0.1, GOOD), (0.1, Answer(255, b"Failed to initialize NVML: Unknown Error")), *OPTIONAL_FAIL
+    )
     assert inventory.status is InventoryStatus.OK and len(inventory.gpus) == 1
     assert not inventory.processes_known and "Unknown Error" in (inventory.detail or "")
 
@@ -156,4 +163,4 @@ async def test_a_program_that_cannot_be_started_is_missing(autojump_clock: MockC
 @pytest.mark.parametrize("answer", [None, [], {}, {"api": 2}, {"api": 1, "gpu": {}}, {"api": 1, "gpu": {"status": 5}}])
 def test_what_is_no_inventory_is_refused_in_words(answer: object) -> None:
     with pytest.raises(ValueError, match="not an inventory"):
-        read_inventory(answer)
+        read_node(answer)

@@ -116,6 +116,10 @@ def ordinals_may_differ(inventory: Inventory) -> bool:
 
 
 def _unseen(inventory: Inventory, spec: ShardSpec) -> Refused | None:
+    if inventory.stale is not None:
+        detail = inventory.stale.detail or "nvidia-smi failed"
+        hint = _hint_of(inventory.stale.error)
+        return Refused(UNKNOWN, f"cannot tell what GPU {spec.pinned_gpus[0]} is now: {detail}", hint)
     if inventory.status is not InventoryStatus.ERROR:
         return None
     detail = inventory.detail or "nvidia-smi failed"

@@ -88,24 +88,26 @@ async def wait_gpu_release(
     timeout: float,
     is_ours: Callable[[int], bool],
     describe: Callable[[int], str | None] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> GpuRelease:
     """Ask until the memory of `gpus` is back to the level `before` the launch, at most `timeout` seconds.
 
     `is_ours` tells whether a pid is one of the shard's; `describe` gives a visible process in words and None for
-    one that cannot be seen; without it /proc is asked.
+    one that cannot be seen; without it /proc is asked. `labels` are what people call the cards.
     """
     await trio.lowlevel.checkpoint()
     if not gpus:
         return GpuRelease(freed=True, asked=False)
     began = trio.current_time()
-    held = tuple(HeldGpu(uuid, uuid, None, f"not confirmed free: no answer within {timeout:g} s") for uuid in gpus)
+    silence = f"not confirmed free: no answer within {timeout:g} s"
+    held = tuple(HeldGpu(uuid, (labels or {}).get(uuid, uuid), None, silence) for uuid in gpus)
     pause = FIRST_PAUSE
     with trio.move_on_after(timeout):
         while True:
             inventory = await ask()
             if inventory.error is InventoryError.COMMAND_MISSING and all(before.get(uuid) is None for uuid in gpus):
                 return GpuRelease(freed=True, asked=False)
-            held = held_gpus(inventory, gpus, before, is_ours=is_ours, describe=describe)
+            held = held_gpus(inventory, gpus, before, is_ours=is_ours, describe=describe, labels=labels)
             if not held:
                 return GpuRelease(freed=True, seconds=trio.current_time() - began)
             await trio.sleep(pause)
@@ -120,13 +122,17 @@ def held_gpus(
     *,
     is_ours: Callable[[int], bool],
     describe: Callable[[int], str | None] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> tuple[HeldGpu, ...]:
-    """Those of `gpus` that are not free by this inventory, each with the reason in words."""
+    """Those of `gpus` that are not free by this inventory, each with the reason in words.
+
+    `labels` are what they were called when they could be seen.
+    """
     describe = describe or describe_process
     held = []
     for uuid in gpus:
         gpu = inventory.by_uuid(uuid)
-        label = str(gpu.index) if isinstance(gpu, Gpu) else uuid
+        label = str(gpu.index) if isinstance(gpu, Gpu) else (labels or {}).get(uuid, uuid)
         failure = inventory.stale.detail or "nvidia-smi failed" if inventory.stale is not None else None
         if inventory.status is InventoryStatus.ERROR:
             failure = inventory.detail or "nvidia-smi failed"

@@ -508,6 +508,7 @@ class Engine:
                 timeout=self._spec.limits.gpu_release_timeout,
                 # Nothing of the engine lives any more, so whoever holds it now is another.
                 is_ours=lambda pid: False,
+                labels=dict(zip(self._record.gpu_uuids, self._record.gpus, strict=False)),
             )
             answers.append(release)
             nursery.cancel_scope.cancel(reason="answered")

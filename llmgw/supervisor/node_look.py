@@ -109,11 +109,11 @@ async def look_at_node(
     )
     inventory = merge_stale(previous, found)
     rest = partial(_rest, sources, settings, inventory, records, adapters, now)
-    adapters, host, found_reach, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
-    fabric = chosen_fabrics(adapters.fabric, settings.fabric, settings.island)
+    seen, host, found_reach, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
+    fabric = chosen_fabrics(seen.fabric, settings.fabric, settings.island)
     node = NodeInventory(settings.name, inventory, fabric, host, found_reach.address, found_reach.interface)
     free = availability(inventory, known, quarantined=quarantined(inventory), accepted=accepted)
-    return NodeFacts(node, free, adapters)
+    return NodeFacts(node, free, seen)
 
 
 def _rest(

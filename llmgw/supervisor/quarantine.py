@@ -77,7 +77,11 @@ class Quarantine:
         """Let go of what is free by this inventory; returns the others, UUID -> why it is given to nobody."""
         for entry in self.entries:
             found = held_gpus(
-                inventory, (entry.uuid,), {entry.uuid: entry.before}, is_ours=frozenset(entry.pids).__contains__
+                inventory,
+                (entry.uuid,),
+                {entry.uuid: entry.before},
+                is_ours=frozenset(entry.pids).__contains__,
+                labels={entry.uuid: entry.label},
             )
             if found:
                 self._entries[entry.uuid] = evolve(entry, label=found[0].label, holder=found[0].what)

@@ -39,6 +39,7 @@ from llmgw.domain.status import (
     Steadied,
     StopBegan,
     Stopped,
+    Unplaced,
     advance,
     describe,
 )
@@ -55,6 +56,7 @@ SAMPLES: dict[type, Event] = {
     StopBegan: StopBegan("stop wished by ada"),
     Stopped: Stopped("SIGTERM, 0.1 s"),
     Failed: Failed(REASON),
+    Unplaced: Unplaced("needs 2 GPUs: 8 held by pid 4411 python"),
     RetryScheduled: RetryScheduled(100.0, 1, 5),
     GaveUp: GaveUp("will not restart"),
     Requeued: Requeued(),
@@ -170,3 +172,11 @@ def test_no_sequence_of_events_leads_to_a_living_state_without_a_process(events:
             continue
         assert (status.pid is not None) == status.state.is_live
         assert status.next_attempt is None or status.state is ShardState.FAILED
+
+
+def test_an_instance_without_gpus_waits_in_pending_and_its_failures_are_neither_counted_nor_forgotten() -> None:
+    status = walk(Failed(REASON), RetryScheduled(100.0, 1, 5), SAMPLES[Unplaced])
+    assert (status.state, status.failures, status.reason) == (ShardState.PENDING, 1, None)
+    assert [(c.kind, c.text) for c in status.conditions] == [
+        (ConditionKind.UNPLACED, "needs 2 GPUs: 8 held by pid 4411 python")
+    ]

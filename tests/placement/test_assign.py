@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus, LostGpu
+from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus, LostGpu, MigInstance, Stale
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardSpec
 from llmgw.placement.assign import Devices, pinned_devices
@@ -46,7 +46,9 @@ def problem(spec: ShardSpec, inventory: Inventory | None = NODE) -> Problem:
     [(1, "1"), ("GPU-aaaa2222-0000", "1"), ("gpu-AAAA2222", "1"), ("0000:ca:00.0", "3"), ("00000000:CA:00.0", "3")],
 )
 def test_an_index_a_uuid_and_a_bus_id_all_become_the_index_in_bus_order(entry: int | str, index: str) -> None:
-    assert devices(shard(entry)) == Devices((index,), (index,), (int(index),))
+    found = devices(shard(entry))
+    (uuid,) = [gpu.uuid for gpu in NODE.gpus if str(gpu.index) == index]
+    assert found == Devices((index,), (index,), (uuid,))
 
 
 def test_the_order_of_the_file_is_kept() -> None:
@@ -78,7 +80,7 @@ def test_a_lost_card_makes_llmgw_pass_full_uuids_and_say_so() -> None:
     node = attrs.evolve(NODE, status=InventoryStatus.PARTIAL, lost=(LostGpu(2, "0000:B1:00.0"),))
     found = devices(shard(0, 3), node)
     assert found.visible == ("GPU-aaaa1111-0000", "GPU-bbbb3333-0000")
-    assert (found.labels, found.indexes) == (("0", "3"), (0, 3))
+    assert (found.labels, found.uuids) == (("0", "3"), ("GPU-aaaa1111-0000", "GPU-bbbb3333-0000"))
     assert [warning.code for warning in found.warnings] == ["gpu-order"]
 
 
@@ -93,8 +95,24 @@ def test_a_card_marked_lost_in_its_row_is_refused() -> None:
     assert "is lost" in problem(shard(0), node).message
 
 
-def test_mig_ids_are_passed_as_they_are() -> None:
-    assert devices(shard("MIG-1a54e0e4-e181")) == Devices(("MIG-1a54e0e4-e181",), ("MIG-1a54e0e4-e181",))
+SLICES = attrs.evolve(
+    NODE,
+    gpus=(attrs.evolve(NODE.gpus[0], mig_enabled=True), *NODE.gpus[1:]),
+    mig_instances=(
+        MigInstance(0, 0, "MIG-1a54e0e4-e181", "3g.40gb", "h100-mig-3g.40gb", 40448),
+        MigInstance(0, 1, "MIG-d4a875e2-3e88", "2g.20gb", "h100-mig-2g.20gb", 20096),
+    ),
+)
+
+
+def test_a_slice_is_passed_by_its_whole_id_also_when_the_file_shortens_it() -> None:
+    whole = "MIG-1a54e0e4-e181"
+    assert devices(shard("MIG-1a5"), SLICES) == Devices((whole,), (whole,), (whole,))
+
+
+def test_a_slice_that_is_not_there_or_not_unique_is_refused() -> None:
+    assert "is not on this node" in problem(shard("MIG-9"), SLICES).message
+    assert "not unique" in problem(shard("MIG-"), SLICES).message
 
 
 def test_no_gpus_are_no_devices() -> None:
@@ -118,5 +136,7 @@ def test_a_failing_nvidia_smi_places_nothing_and_tells_its_text() -> None:
     assert refused.code == "gpu-unknown" and "did not end within 20 s" in refused.message
 
 
-def test_a_number_of_gpus_is_not_chosen_yet() -> None:
-    assert problem(attrs.evolve(shard(), gpus=2)).code == "gpu-choice"
+def test_older_facts_after_a_failure_place_nothing() -> None:
+    stale = attrs.evolve(NODE, stale=Stale(InventoryError.TIMEOUT, "nvidia-smi did not end within 20 s", 1.0))
+    refused = problem(shard(0), stale)
+    assert refused.code == "gpu-unknown" and "did not end within 20 s" in refused.message

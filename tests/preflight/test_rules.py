@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.discovery.classes import gpu_class
-from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus
+from llmgw.domain.hardware import Availability, Gpu, GpuFlag, Hindrance, Inventory, InventoryError, InventoryStatus
 from llmgw.domain.host import HostFacts, PathFact, PortHolder
 from llmgw.domain.problem import Problem, Where
 from llmgw.domain.shard import EngineKind, ParallelLayout, ShardSpec
@@ -383,11 +383,13 @@ def test_no_model_file_raises(config: dict[str, Any]) -> None:
 # -- memory that did not come back
 
 
-def test_a_gpu_whose_memory_did_not_come_back_is_not_handed_out_unless_allowed() -> None:
-    held = {1: "GPU 1: 41000 MiB used by pid 4190001 (not ours, not visible)"}
-    facts = node(card(0), card(1), held_gpus=held)
+@pytest.mark.parametrize("kind", [Hindrance.HELD, Hindrance.QUARANTINED])
+def test_a_gpu_whose_memory_is_not_free_is_not_handed_out_unless_allowed(kind: Hindrance) -> None:
+    uuid = card(1).uuid
+    held = {uuid: Availability(uuid, "held by pid 4190001 (not visible)", 500, (), kind)}
+    facts = node(card(0), card(1), availability=held)
     (problem,) = preflight((shard(gpus=(1,)),), facts)
     assert (problem.code, problem.severity) == ("gpu-held", "error")
-    assert held[1] in problem.message
+    assert "GPU 1 is held by pid 4190001" in problem.message
     assert codes(preflight((shard(gpus=(1,), allow=("gpu-held",)),), facts)) == [("gpu-held", "warning")]
     assert preflight((shard(gpus=(0,)),), facts) == ()

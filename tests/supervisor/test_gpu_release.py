@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from llmgw.discovery.survey import survey
-from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus
+from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus, Stale
 from llmgw.supervisor.children import Children
 from llmgw.supervisor.gpu_release import GpuRelease, describe_process, used_before, wait_gpu_release
 from llmgw.supervisor.tools import ToolResult, run_tool
@@ -33,8 +35,8 @@ def failed(kind: InventoryError, detail: str) -> Inventory:
 
 async def release(
     answer: Callable[[], Inventory],
-    gpus: tuple[int, ...] = (0,),
-    before: dict[int, int | None] | None = None,
+    gpus: tuple[str, ...] = ("GPU-0",),
+    before: dict[str, int | None] | None = None,
     ours: frozenset[int] = frozenset(),
     describe: Callable[[int], str | None] = lambda pid: None,
 ) -> GpuRelease:
@@ -42,8 +44,10 @@ async def release(
         await trio.sleep(0.1)
         return answer()
 
-    level = {0: 4} if before is None else before
-    return await wait_gpu_release(ask, gpus, level, timeout=30.0, is_ours=ours.__contains__, describe=describe)
+    level = {"GPU-0": 4} if before is None else before
+    return await wait_gpu_release(
+        ask, gpus, level, timeout=30.0, is_ours=ours.__contains__, describe=describe, labels={"GPU-0": "0"}
+    )
 
 
 async def test_memory_that_comes_back_late_is_waited_for(autojump_clock: MockClock) -> None:
@@ -77,7 +81,7 @@ async def test_a_process_of_ours_holds_whatever_the_memory_says(autojump_clock: 
 
 
 async def test_what_strangers_used_before_the_launch_is_not_ours_to_wait_for(autojump_clock: MockClock) -> None:
-    result = await release(lambda: node(gpu(0, 9040, GpuProcess(77, 9000))), before={0: 9004})
+    result = await release(lambda: node(gpu(0, 9040, GpuProcess(77, 9000))), before={"GPU-0": 9004})
     assert result.freed and result.seconds < 1
 
 
@@ -98,13 +102,15 @@ async def test_a_query_that_fails_once_is_asked_again(autojump_clock: MockClock)
 
 
 async def test_a_question_that_hangs_ends_with_the_limit(autojump_clock: MockClock) -> None:
-    result = await wait_gpu_release(trio.sleep_forever, (0,), {0: 4}, timeout=30.0, is_ours=lambda pid: False)  # type: ignore[arg-type]
+    result = await wait_gpu_release(
+        trio.sleep_forever, ("GPU-0",), {"GPU-0": 4}, timeout=30.0, is_ours=lambda pid: False
+    )  # type: ignore[arg-type]
     assert not result.freed and "no answer within 30 s" in str(result)
 
 
 async def test_a_gpu_that_is_gone_from_the_list_is_not_confirmed(autojump_clock: MockClock) -> None:
-    result = await release(lambda: node(gpu(0, 4)), gpus=(0, 3), before={0: 4, 3: 4})
-    assert [held.index for held in result.held] == [3]
+    result = await release(lambda: node(gpu(0, 4)), gpus=("GPU-0", "GPU-3"), before={"GPU-0": 4, "GPU-3": 4})
+    assert [held.uuid for held in result.held] == ["GPU-3"]
 
 
 async def test_without_gpus_nothing_is_asked() -> None:
@@ -116,12 +122,12 @@ async def test_without_gpus_nothing_is_asked() -> None:
 
 
 async def test_a_node_without_nvidia_smi_does_not_wait(autojump_clock: MockClock) -> None:
-    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={0: None})
+    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={"GPU-0": None})
     assert result.freed and not result.asked and result.seconds < 1
 
 
 async def test_an_nvidia_smi_that_vanished_since_the_launch_proves_nothing(autojump_clock: MockClock) -> None:
-    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={0: 4})
+    result = await release(lambda: failed(InventoryError.COMMAND_MISSING, "not on PATH"), before={"GPU-0": 4})
     assert not result.freed
 
 
@@ -132,13 +138,18 @@ async def test_an_nvidia_smi_that_vanished_since_the_launch_proves_nothing(autoj
 async def test_without_a_size_only_a_complete_list_of_processes_frees(
     known: bool, processes: tuple[GpuProcess, ...], freed: bool, autojump_clock: MockClock
 ) -> None:
-    result = await release(lambda: node(gpu(0, None, *processes), known=known), before={0: None})
+    result = await release(lambda: node(gpu(0, None, *processes), known=known), before={"GPU-0": None})
     assert result.freed is freed
 
 
-def test_the_level_before_a_launch_is_unknown_where_nothing_was_read() -> None:
-    assert used_before(node(gpu(0, 17)), (0, 1)) == {0: 17, 1: None}
-    assert used_before(None, (0,)) == {0: None}
+def test_the_level_before_a_launch_is_unknown_where_the_driver_does_not_say() -> None:
+    assert used_before(node(gpu(0, 17), gpu(1, None)), ("GPU-0", "GPU-1")) == {"GPU-0": 17, "GPU-1": None}
+
+
+async def test_stale_facts_free_nothing(autojump_clock: MockClock) -> None:
+    stale = evolve(node(gpu(0, 4)), stale=Stale(InventoryError.TIMEOUT, "nvidia-smi did not end within 20 s", 1.0))
+    result = await release(lambda: stale)
+    assert str(result) == "GPU 0: not confirmed free: nvidia-smi did not end within 20 s"
 
 
 def test_a_process_is_told_by_name_and_user_and_one_that_is_gone_not_at_all() -> None:
@@ -166,15 +177,16 @@ async def look(nvidia_smi: Path) -> Inventory:
 async def test_a_strangers_memory_holds_a_gpu_until_it_is_given_back(tmp_path: Path) -> None:
     fake("--fake-install", str(tmp_path / "bin"), "--fake-gpu-dir", str(tmp_path / "gpus"))
     program = tmp_path / "bin" / "nvidia-smi"
-    before = used_before(await look(program), (0,))
-    assert before[0] is not None
+    first = (await look(program)).gpus[0].uuid
+    before = used_before(await look(program), (first,))
+    assert before[first] is not None
     subprocess.run([program, "--fake-hold", "0", "41000", "4190001"], check=True, timeout=60)
     with trio.fail_after(120):
         held = await wait_gpu_release(
-            lambda: look(program), (0,), before, timeout=3.0, is_ours=lambda pid: False, describe=lambda pid: None
+            lambda: look(program), (first,), before, timeout=3.0, is_ours=lambda pid: False, describe=lambda pid: None
         )
         assert not held.freed
         assert "MiB used by pid 4190001 (not ours, not visible)" in str(held)
         subprocess.run([program, "--fake-drop", "0"], check=True, timeout=60)
-        freed = await wait_gpu_release(lambda: look(program), (0,), before, timeout=60.0, is_ours=lambda pid: False)
+        freed = await wait_gpu_release(lambda: look(program), (first,), before, timeout=60.0, is_ours=lambda pid: False)
     assert freed.freed

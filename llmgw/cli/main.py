@@ -66,7 +66,15 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
             Verb("drain", "give shards no new work, but keep them loaded"),
             Verb("wait", "wait until shards are ready or stopped"),
             Verb("events", "what happened, and who asked for it"),
-            Verb("inventory", "the GPUs of this node, and who holds them"),
+        ),
+    ),
+    (
+        "hardware",
+        (
+            Verb("inventory", "GPUs and adapters of this node, and who holds them"),
+            Verb("doctor", "what is wrong with this machine, and how to mend it"),
+            Verb("init", "write a configuration for the hardware of this machine"),
+            Verb("gpu", "give a GPU out again whose memory did not come back"),
         ),
     ),
     (

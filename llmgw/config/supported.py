@@ -40,16 +40,8 @@ def _shard(spec: ShardSpec) -> Iterator[Problem]:
     def refuse(key: str, message: str, hint: str) -> Problem:
         return Problem(CODE, message, hint, spec.written_at(key), context=context)
 
-    if isinstance(spec.gpus, int) and spec.gpus > 0:
-        what = f"gpus = {spec.gpus}" if "gpus" in spec.origins else f"no gpus are named and {spec.gpus} is needed"
-        hint = f"name them, for example gpus = {list(range(spec.gpus)) if spec.gpus <= 8 else '[0, 1, …]'}"
-        if "gpus" not in spec.origins:
-            hint += ", or write gpus = 0 for the CPU"
-        yield refuse("gpus", f"{what}: this version does not choose GPUs yet", hint)
     if spec.nodes > 1:
         yield refuse("nodes", f"nodes = {spec.nodes} is not served by this version yet", "run it on one node")
-    if spec.share_gpus:
-        yield refuse("share_gpus", "share_gpus is not served by this version yet", "give each shard GPUs of its own")
     for key in ("idle_timeout", "idle_action", "sleep_level"):
         if key in spec.origins and (key != "idle_timeout" or spec.idle_timeout is not None):
             yield refuse(key, f"{key} is not served by this version yet", "remove it; llmgw stop frees the GPUs")

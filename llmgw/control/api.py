@@ -78,6 +78,9 @@ class Services(Protocol):
         """The configuration in force, secrets masked."""
 
     async def inventory(self) -> dict[str, Any]: ...
+    async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
+        """Give a GPU out again although its memory has not come back. Raises LlmgwError."""
+
     async def upgrade(self, by: str) -> ReloadAnswer:
         """Check the file with the new code and go over to it; refused: nothing happens."""
 
@@ -150,6 +153,9 @@ class Api:
                 return self._operation(id_)
             case ("POST", "v1", "shards", name, verb) if verb in VERBS:
                 return await self._wish(verb, name, request)
+            case ("POST", "v1", "gpus", name, "release"):
+                by = await self._asker(request.peer)
+                return json_reply(200, {"api": API, **await self._services.release_gpu(name, by)})
             case ("POST", "v1", "reload"):
                 dry_run = _flag(request, "dry_run")
                 if not dry_run:

@@ -50,7 +50,7 @@ _ROUTES: tuple[tuple[str, str, str, tuple[dict[str, Any], ...]], ...] = (
             },
         ),
     ),
-    ("get", "/v1/inventory", "GPUs as they were read last.", ()),
+    ("get", "/v1/inventory", "GPUs, adapters and host; after a failure the last good facts, marked stale.", ()),
     ("get", "/v1/config", "The configuration in force, secrets masked.", ()),
     ("get", "/v1/plan", "What a reload would do; 422 with the errors of the file.", ()),
     ("get", "/v1/openapi.json", "This text.", ()),
@@ -59,6 +59,20 @@ _ROUTES: tuple[tuple[str, str, str, tuple[dict[str, Any], ...]], ...] = (
     ("post", "/v1/shards/{name}/stop", "Wish it stopped.", (_NAME, _WAIT)),
     ("post", "/v1/shards/{name}/restart", "Stop it and start it again.", (_NAME, _WAIT)),
     ("post", "/v1/shards/{name}/drain", "No new work; it stays loaded until start or stop.", (_NAME, _WAIT)),
+    (
+        "post",
+        "/v1/gpus/{gpu}/release",
+        "Give a GPU out again although its memory has not come back.",
+        (
+            {
+                "name": "gpu",
+                "in": "path",
+                "required": True,
+                "description": "Index, UUID or PCI bus id.",
+                "schema": {"type": "string"},
+            },
+        ),
+    ),
     (
         "post",
         "/v1/reload",

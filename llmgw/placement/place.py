@@ -64,9 +64,10 @@ def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mappi
     return Placement(given, reasons, moved)
 
 
-def _order(request: Request) -> tuple[bool, int, int, int, ShardId]:
-    # What is named comes first: it has no second choice.
-    return (not request.pinned, -request.priority, -request.nodes, -(request.gpus // request.nodes), request.id)
+def _order(request: Request) -> tuple[bool, int, bool, int, int, ShardId]:
+    # What is named comes first, since it has no second choice, and what shares after what needs whole cards.
+    size = request.gpus // request.nodes
+    return (not request.pinned, -request.priority, request.share, -request.nodes, -size, request.id)
 
 
 class _Candidate(NamedTuple):

@@ -581,6 +581,8 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
             raise LaunchRefused(unkillable(ended.unkillable))
     endpoint = _choose_endpoint(host, id_, spec)
     placed = await _unless_unwanted(host, id_, lambda: _place(host, id_, spec))
+    if isinstance(placed, Exception):
+        raise placed
     findings = await _unless_unwanted(host, id_, lambda: host.check(placed, endpoint))
     problems = errors_of(findings)
     if problems:
@@ -708,17 +710,18 @@ def _choose_endpoint(host: Host, id_: ShardId, spec: ShardSpec) -> Endpoint:
     return endpoint
 
 
-async def _place(host: Host, id_: ShardId, spec: ShardSpec) -> ShardSpec:
-    """The spec with the cards that it gets, by UUID. Raises LaunchUnplaced and LaunchRefused."""
+async def _place(host: Host, id_: ShardId, spec: ShardSpec) -> ShardSpec | LaunchUnplaced | LaunchRefused:
+    """The spec with the cards that it gets, by UUID, or why it gets none (an exception to raise: out of a nursery it
+    would come wrapped)."""
     if spec.gpus in (0, ()):
         await trio.lowlevel.checkpoint()
         return spec
     try:
         uuids = await host.assigner.assign(id_, spec)
     except Unplaced as error:
-        raise LaunchUnplaced(error.reason) from None
+        return LaunchUnplaced(error.reason)
     except Refused as error:
-        raise LaunchRefused(error.reason) from None
+        return LaunchRefused(error.reason)
     # Without any it names what nobody can look up, which the file allows.
     return evolve(spec, gpus=uuids) if uuids else spec
 

@@ -476,22 +476,18 @@ def test_what_cannot_be_served_yet_is_refused_in_words():
     assert [p.message.split(" ")[0] for p in found] == [
         "[gateway]",
         "[cluster]",
-        "gpus",
         "nodes",
-        "share_gpus",
         "idle_timeout",
         "idle_action",
         "sleep_level",
     ]
     assert str(found[0].where) == "llmgw.toml:5:10"
-    assert str(found[2].where) == "llmgw.toml:9:8"
+    assert str(found[2].where) == "llmgw.toml:10:9"
 
 
-def test_a_shard_that_names_no_gpus_is_told_how():
-    (problem,) = not_served_yet(read("[[shard]]\nname = 'a'\nmodel = 'm'\n").config)
-    assert problem.message == "no gpus are named and 1 is needed: this version does not choose GPUs yet"
-    assert problem.hint == "name them, for example gpus = [0], or write gpus = 0 for the CPU"
-    assert not_served_yet(read(shard(gpus="[0]")).config) == ()
+def test_a_number_of_gpus_and_shared_ones_are_served():
+    assert not_served_yet(read("[[shard]]\nname = 'a'\nmodel = 'm'\n").config) == ()
+    assert not_served_yet(read(shard(gpus="2", share_gpus="true", gpu_memory='"1GiB"')).config) == ()
 
 
 # -------------------------------------------------------------------------------------------------------------- show

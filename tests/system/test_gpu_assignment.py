@@ -1,0 +1,213 @@
+"""GPUs that llmgw chooses, holds back and gives out again, as behaviour of a whole llmgw whose engines hold pretended
+memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fake_gpus import STRANGER, FakeGpus
+from tests.node import Node, fake
+
+QUICK = (
+    '[node]\ninventory_interval = "1s"\n'
+    '[defaults]\nrestart_delay = "200ms"\nrestart_delay_max = "300ms"\nprobe_interval = "200ms"\n'
+)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        yield node
+
+
+def vllm(name: str, gpus: str = "1", *, knobs: str = "", more: str = "") -> str:
+    command = fake("vllm", "serve", *knobs.split())
+    return f'[[shard]]\nname = "{name}"\nmodel = "{name}"\ngpus = {gpus}\ncommand = {command}\n{more}\n'
+
+
+def cards(node: Node, *names: str) -> dict[str, list[str]]:
+    return {name: node.shard(name)["gpus"] for name in names}
+
+
+def all_different(taken: dict[str, list[str]]) -> bool:
+    flat = [card for found in taken.values() for card in found]
+    return len(set(flat)) == len(flat)
+
+
+def test_shards_that_start_together_get_cards_of_their_own(node: Node) -> None:
+    FakeGpus(node, gpus=8)
+    names = ["one", "two", "three", "four", "pair", "other"]
+    node.write(QUICK + "".join(vllm(name) for name in names[:4]) + vllm("pair", "2") + vllm("other", "2"))
+    node.start()
+    for name in names:
+        node.wait_state(name, "ready")
+    taken = cards(node, *names)
+    assert all_different(taken), taken
+    assert [len(taken[name]) for name in names] == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_restart_gets_the_same_cards_and_moves_nobody(node: Node) -> None:
+    FakeGpus(node, gpus=4)
+    node.write(QUICK + vllm("a") + vllm("b") + vllm("c"))
+    node.start()
+    for name in ("a", "b", "c"):
+        node.wait_state(name, "ready")
+    before = cards(node, "a", "b", "c")
+    os.kill(node.shard("b")["pid"], signal.SIGKILL)
+    node.until(lambda: node.shard("b")["generation"] == 2 and node.state_of("b") == "ready", "b is launched again")
+    assert cards(node, "a", "b", "c") == before
+
+
+def test_a_reload_that_adds_removes_and_reorders_moves_nothing_that_runs(node: Node) -> None:
+    FakeGpus(node, gpus=4)
+    node.write(QUICK + vllm("a") + vllm("b") + vllm("c"))
+    node.start()
+    pids = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b", "c")}
+    before = cards(node, "a", "c")
+    node.write(QUICK + vllm("c") + vllm("new") + vllm("a"))
+    assert node.cli("reload").returncode == 0
+    node.wait_state("new", "ready")
+    assert cards(node, "a", "c") == before
+    assert (node.shard("a")["pid"], node.shard("c")["pid"]) == (pids["a"], pids["c"])
+    assert all_different(cards(node, "a", "c", "new"))
+
+
+def test_a_card_that_a_stranger_holds_is_avoided_and_named_where_nothing_else_is_left(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    held = gpus.hold(0, 41000)
+    node.write(QUICK + vllm("a") + vllm("b"))
+    node.start()
+    node.until(
+        lambda: sorted(node.state_of(name) for name in ("a", "b")) == ["pending", "ready"], "one runs, one waits"
+    )
+    running, waiting = ("a", "b") if node.state_of("a") == "ready" else ("b", "a")
+    assert cards(node, running) == {running: ["1"]}
+    why = node.conditions(waiting)["unplaced"]
+    assert f"1 held by pid {STRANGER}" in why and f"1 used by {running}" in why
+    assert node.shard(waiting)["failures"] == 0
+    assert node.cli("status").returncode == 3
+    held.unlink()
+    node.wait_state(waiting, "ready")
+    assert cards(node, "a", "b")[waiting] == ["0"]
+
+
+def test_memory_that_comes_back_late_keeps_the_card_until_it_is_back(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=1)
+    node.write(QUICK + vllm("a", knobs="--fake-gpu-release 2", more='gpu_release_timeout = "30s"') + vllm("b"))
+    node.start()
+    node.until(lambda: "ready" in (node.state_of("a"), node.state_of("b")), "one runs")
+    if node.state_of("b") == "ready":
+        node.cli("stop", "b", "--wait")
+        node.wait_state("a", "ready")
+        node.cli("start", "b", "--no-wait")
+    node.until(lambda: "unplaced" in node.conditions("b"), "b waits")
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    node.wait_state("b", "ready")
+    assert gpus.used(0) <= 81559
+    assert "failed" not in [event.get("after") for event in node.events() if event.get("shard") == "b"]
+
+
+def test_memory_that_never_comes_back_is_in_quarantine_and_another_card_is_taken(node: Node) -> None:
+    FakeGpus(node, gpus=2)
+    node.write(QUICK + vllm("a", knobs="--fake-gpu-release never", more='gpu_release_timeout = "1s"'))
+    node.start()
+    first = node.wait_state("a", "ready")
+    (card,) = first["gpus"]
+    os.kill(first["pid"], signal.SIGKILL)
+    node.until(lambda: node.shard("a")["generation"] == 2 and node.state_of("a") == "ready", "a runs elsewhere")
+    assert node.shard("a")["gpus"] != [card]
+    warned = " ".join(node.status()["warnings"])
+    assert f"GPU {card} is in quarantine" in warned and f"llmgw gpu release {card}" in warned
+    inventory = node.cli("inventory").stdout
+    assert "not released after a ended" in inventory
+    # It outlives llmgw itself, however that ends.
+    node.kill()
+    node.start()
+    node.until(lambda: any("in quarantine" in text for text in node.status()["warnings"]), "it is remembered")
+    released = node.cli("gpu", "release", card)
+    assert released.returncode == 0 and f"GPU {card}: released" in released.stdout
+    assert not any("in quarantine" in text for text in node.status()["warnings"])
+    assert any("released by hand" in event["text"] for event in node.events())
+
+
+def test_a_card_that_goes_bad_is_told_and_its_engine_left_alone(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    node.write(QUICK + vllm("a"))
+    node.start()
+    first = node.wait_state("a", "ready")
+    (card,) = first["gpus"]
+    sick = [{}, {}]
+    sick[int(card)] = {"ecc.errors.uncorrected.volatile.total": "3"}
+    gpus.describe(gpus=sick)
+    node.until(lambda: "gpu-unhealthy" in node.conditions("a"), "the condition shows")
+    assert node.conditions("a")["gpu-unhealthy"] == f"GPU {card}: uncorrected ECC"
+    assert (node.state_of("a"), node.shard("a")["pid"]) == ("ready", first["pid"])
+    os.kill(first["pid"], signal.SIGKILL)
+    node.until(lambda: node.shard("a")["generation"] == 2 and node.state_of("a") == "ready", "a runs elsewhere")
+    assert node.shard("a")["gpus"] != [card]
+    gpus.describe(gpus=2)
+
+
+def test_a_lost_card_is_told_on_the_shard_that_has_it(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    node.write(QUICK + vllm("a", "[1]"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    gpus.describe(gpus=2, behaviour={"lost": [1]})
+    node.until(lambda: "gpu-unhealthy" in node.conditions("a"), "the condition shows")
+    assert node.conditions("a")["gpu-unhealthy"] == "GPU 1: has dropped off"
+    assert node.shard("a")["pid"] == pid
+    gpus.describe(gpus=2)
+    node.until(lambda: "gpu-unhealthy" not in node.conditions("a"), "it is over when the card is back")
+
+
+def test_an_nvidia_smi_that_hangs_during_a_launch_holds_up_gpu_shards_alone(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    gpus.describe(gpus=2, behaviour={"hang": 600})
+    node.write(QUICK.replace('"1s"\n', '"1s"\ndiscovery_timeout = "1s"\n', 1) + vllm("a") + vllm("cpu", "0"))
+    node.start()
+    node.wait_state("cpu", "ready")
+    node.until(lambda: "unplaced" in node.conditions("a"), "a waits")
+    assert node.shard("a")["generation"] == 0
+    gpus.describe(gpus=2)
+    node.wait_state("a", "ready")
+
+
+def test_cards_stay_with_their_engines_over_a_kill_of_llmgw(node: Node) -> None:
+    FakeGpus(node, gpus=3)
+    node.write(QUICK + vllm("a") + vllm("b"))
+    node.start()
+    pids = {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")}
+    before = cards(node, "a", "b")
+    node.kill()
+    node.write(QUICK + vllm("new") + vllm("b") + vllm("a"))
+    node.start()
+    node.wait_state("new", "ready")
+    assert {name: node.wait_state(name, "ready")["pid"] for name in ("a", "b")} == pids
+    assert cards(node, "a", "b") == before
+    assert all_different(cards(node, "a", "b", "new"))
+
+
+def test_sharing_shards_share_a_card_and_others_keep_off_it(node: Node) -> None:
+    FakeGpus(node, gpus=2)
+    share = 'share_gpus = true\ngpu_memory = "30GiB"\n'
+    knobs = "--fake-gpu-mib 20000"
+    node.write(
+        QUICK
+        + vllm("small", knobs=knobs, more=share)
+        + vllm("tiny", knobs=knobs, more=share)
+        + vllm("whole", knobs=knobs)
+        + vllm("third", knobs=knobs, more=share)
+    )
+    node.start()
+    for name in ("small", "tiny", "whole"):
+        node.wait_state(name, "ready")
+    taken = cards(node, "small", "tiny", "whole")
+    sharing = [name for name in ("small", "tiny", "third") if node.state_of(name) == "ready"]
+    assert taken["whole"] not in [cards(node, name)[name] for name in sharing]
+    # 30 + 30 GiB fit on a card with 79, a third does not.
+    assert len(sharing) == 2

@@ -201,13 +201,13 @@ def test_sharing_shards_share_a_card_and_others_keep_off_it(node: Node) -> None:
         + vllm("small", knobs=knobs, more=share)
         + vllm("tiny", knobs=knobs, more=share)
         + vllm("whole", knobs=knobs)
-        + vllm("third", knobs=knobs, more=share)
+        + vllm("unlucky", knobs=knobs, more=share)
     )
     node.start()
     for name in ("small", "tiny", "whole"):
         node.wait_state(name, "ready")
     taken = cards(node, "small", "tiny", "whole")
-    sharing = [name for name in ("small", "tiny", "third") if node.state_of(name) == "ready"]
+    sharing = [name for name in ("small", "tiny", "unlucky") if node.state_of(name) == "ready"]
     assert taken["whole"] not in [cards(node, name)[name] for name in sharing]
     # 30 + 30 GiB fit on a card with 79, a third does not.
     assert len(sharing) == 2

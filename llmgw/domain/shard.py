@@ -274,6 +274,8 @@ class LaunchPlan:
     """Names of environment variables that some table uses as a secret: dropped unless written in `env`."""
     rendezvous_ports: tuple[int, int] = (29500, 29899)
     """`node.rendezvous_ports`: where the ranks of one instance find each other."""
+    group_env: Mapping[str, str] = field(factory=dict)
+    """What an instance over several nodes is told about the network, see `engines.nccl`."""
 
     @property
     def name(self) -> str:

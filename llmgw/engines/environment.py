@@ -89,7 +89,7 @@ def merge_env(
         if not is_dropped(name) and name not in plan.secret_variables:
             values[name] = value
             origins[name] = "inherited"
-    for name, value in {**_common(plan), **generated}.items():
+    for name, value in {**_common(plan), **generated, **plan.group_env}.items():
         values[name] = value
         origins[name] = "generated"
         if name in secret_names:

@@ -17,26 +17,27 @@ QUERY = ("--showproductname", "--showmeminfo", "vram", "--showbus", "--json")
 TEXT_MAX = 1 << 20
 CARDS_MAX = 64
 
-_CARD = re.compile(r"card(\d{1,3})", re.ASCII)
+_CARD = re.compile(r"card(\d{1,3})", re.ASCII | re.IGNORECASE)
+_START = re.compile(r"^\s*\{", re.MULTILINE)
 _MIB = 1 << 20
 
 
-def parse_rocm(stdout: str) -> tuple[OtherGpu, ...]:
-    """The cards in the order of their numbers; empty for a text that is none."""
-    start = stdout.find("{")
+def parse_rocm(stdout: str) -> tuple[OtherGpu, ...] | None:
+    """The cards in the order of their numbers; None for a text that is no answer."""
+    # Warnings may stand before and behind the object.
+    start = _START.search(stdout[:TEXT_MAX])
+    if start is None:
+        return None
     try:
-        # Warnings may stand before the object.
-        found = json.loads(stdout[start:TEXT_MAX]) if start >= 0 else None
+        found, _ = json.JSONDecoder().raw_decode(stdout[start.end() - 1 : TEXT_MAX])
     except (ValueError, RecursionError):
-        return ()
-    if not isinstance(found, dict):
-        return ()
-    cards = []
+        return None
+    cards: dict[int, OtherGpu] = {}
     for name, values in found.items():
         match = _CARD.fullmatch(name)
         if match is not None and isinstance(values, dict):
-            cards.append(_card(int(match.group(1)), values))
-    return tuple(sorted(cards, key=lambda card: card.index)[:CARDS_MAX])
+            cards.setdefault(int(match.group(1)), _card(int(match.group(1)), values))
+    return tuple(cards[index] for index in sorted(cards)[:CARDS_MAX])
 
 
 def _card(index: int, values: Mapping[str, Any]) -> OtherGpu:

@@ -61,11 +61,19 @@ BUSY_MIB = 1024
 
 LINE_MAX = 4096
 """Characters of a line that are looked at; the longest genuine row has about 250."""
+LINES_MAX = 4096
+"""Lines of an answer that are looked at: rows of 16 cards with some hundred processes each."""
+TEXT_MAX = 1 << 20
+"""Characters of an answer with rows that are looked at."""
 
 _NUMBER = re.compile(r"(\d{1,12})(?: MiB)?", re.ASCII)
 _WATTS = re.compile(r"(\d{1,6}(?:\.\d{1,4})?)(?: W)?", re.ASCII)
 _CAPABILITY = re.compile(r"(\d{1,3})\.(\d{1,3})", re.ASCII)
-_ACTION = re.compile(r"[A-Za-z][A-Za-z /_-]{1,40}", re.ASCII)
+_ACTION = re.compile(r"[A-Za-z][A-Za-z0-9 /_-]{1,40}", re.ASCII)
+_UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,64}", re.ASCII)
+# Jetson modules print theirs without the prefix (comments in NVIDIA/go-nvlib show it for Orin and Thor).
+_BARE_UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", re.ASCII)
+_SLICE_UUID = re.compile(r"MIG-(?:(GPU-[0-9A-Za-z-]{1,64})/\d{1,3}/\d{1,3}|[0-9A-Za-z-]{1,64})", re.ASCII)
 _UNKNOWN_FIELD = re.compile(r'Field "([^"]{1,100})" is not a valid field to query')
 _ADDRESS = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 # Written as `GPU3: 0000:04:00.0` and, without an index, as `GPU 0000:04:00.0` or `GPU0000:04:00.0`.
@@ -96,8 +104,8 @@ class HostMemory:
 
 @frozen
 class ProcessList:
-    """Compute processes by GPU UUID. `complete` is False when anything could not be read: then a GPU without a
-    process in the list may still have one."""
+    """Compute processes by the UUID of a card or a MIG slice. `complete` is False when anything could not be read:
+    then a GPU without a process in the list may still have one."""
 
     by_uuid: Mapping[str, tuple[GpuProcess, ...]]
     complete: bool
@@ -138,30 +146,29 @@ def parse_gpus(
     """
     lost: list[LostGpu] = []
     gpus: list[Gpu] = []
-    strange: str | None = None
-    drivers: list[str] = []
-    for line in (*stdout.splitlines(), *stderr.splitlines()):
-        text = line[:LINE_MAX].strip()
-        if not text:
-            continue
+    known: set[int | str] = set()
+    lines, strange = _lines(stdout, stderr)
+    driver: str | None = None
+    for text in lines:
         notice = _LOST_LINE.search(text)
         if notice:
             index, address = notice.groups()
-            missing = LostGpu(int(index) if index is not None else None, address)
-            if missing not in lost:
-                lost.append(missing)
+            _add_lost(lost, LostGpu(int(index) if index is not None else None, address))
             continue
         row = _row(text, fields)
+        gone = _unidentified(row) if row is not None else None
+        if gone is not None:
+            _add_lost(lost, gone)
+            continue
         gpu = _gpu(row, host or HostMemory()) if row is not None else None
-        if row is None or gpu is None or any(other.index == gpu.index for other in gpus):
+        if row is None or gpu is None or known & {gpu.index, gpu.uuid}:
             strange = strange or text
             continue
         gpus.append(gpu)
-        driver = _value(row.get("driver_version", ""))
-        if driver:
-            drivers.append(driver)
+        known |= {gpu.index, gpu.uuid}
+        driver = driver or _word(row.get("driver_version", ""))
         if GpuFlag.LOST in gpu.flags:
-            lost.append(LostGpu(gpu.index, gpu.bus_id))
+            _add_lost(lost, LostGpu(gpu.index, gpu.bus_id))
     if not gpus and not lost:
         return failure(stdout, stderr, code)
     complete = not lost and strange is None and code == 0
@@ -169,7 +176,7 @@ def parse_gpus(
         status=InventoryStatus.OK if complete else InventoryStatus.PARTIAL,
         gpus=tuple(gpus),
         detail=None if complete else _partial_detail(lost, strange, code),
-        driver_version=drivers[0] if drivers else None,
+        driver_version=driver,
         lost=tuple(lost),
     )
 
@@ -177,23 +184,27 @@ def parse_gpus(
 def parse_processes(stdout: str, stderr: str, code: int | None) -> ProcessList:
     """Read the rows of `--query-compute-apps=pid,gpu_uuid,used_memory`.
 
-    An empty answer of a call that succeeded means idle. Rows are taken from both ends, so that a build of
-    nvidia-smi that puts a name with commas between them does no harm.
+    An empty answer of a call that succeeded means idle; so does one that failed for nothing but a card that dropped
+    off. Rows are taken from both ends, so that a build of nvidia-smi that puts a name with commas between them does
+    no harm.
     """
     found: dict[str, list[GpuProcess]] = {}
-    strange: str | None = None
-    for line in (*stdout.splitlines(), *stderr.splitlines()):
-        text = line[:LINE_MAX].strip()
-        if not text or _LOST_LINE.search(text) or text.lower().startswith("no running processes"):
+    lines, strange = _lines(stdout, stderr)
+    explained = False
+    for text in lines:
+        if _LOST_LINE.search(text):
+            explained = True
+            continue
+        if text.lower().startswith("no running processes"):
             continue
         cells = [cell.strip() for cell in text.split(",")]
         pid = _number(cells[0])
-        uuid = next((cell for cell in cells[1:-1] if cell.startswith("GPU-")), None)
+        uuid = next((known for cell in cells[1:-1] if (known := _card_or_slice(cell)) is not None), None)
         if pid is None or uuid is None:
             strange = strange or text
             continue
         found.setdefault(uuid, []).append(GpuProcess(pid, _number(cells[-1])))
-    complete = code == 0 and strange is None
+    complete = strange is None and (code == 0 or (explained and code is not None and code > 0))
     detail = None
     if not complete:
         why = neutralise(strange[:300]) if strange is not None else _first_line(stderr) or f"exit code {code}"
@@ -202,43 +213,60 @@ def parse_processes(stdout: str, stderr: str, code: int | None) -> ProcessList:
 
 
 def with_processes(inventory: Inventory, processes: ProcessList) -> Inventory:
-    """The inventory with each GPU's compute processes, and `memory_in_use` where somebody works."""
+    """The inventory with each GPU's compute processes, and `memory_in_use` where somebody works.
+
+    Processes on a MIG slice count for its card; those of a slice that belongs to no known card leave the list
+    unknown, since any card may have them.
+    """
+    cards = {gpu.index: gpu.uuid for gpu in inventory.gpus}
+    parents = {slice_.uuid: cards.get(slice_.parent_index) for slice_ in inventory.mig_instances}
+    by_card: dict[str, list[GpuProcess]] = {}
+    placed = True
+    for uuid, rows in processes.by_uuid.items():
+        slice_form = _SLICE_UUID.fullmatch(uuid)
+        card = parents.get(uuid) or slice_form.group(1) if slice_form else uuid
+        if card is None:
+            placed = False
+        else:
+            by_card.setdefault(card, []).extend(rows)
     gpus = []
     for gpu in inventory.gpus:
-        rows = processes.by_uuid.get(gpu.uuid, ())
+        rows = tuple(by_card.get(gpu.uuid, ()))
         flags = set(gpu.flags)
         if rows or (gpu.memory_used is not None and gpu.memory_used > BUSY_MIB):
             flags.add(GpuFlag.MEMORY_IN_USE)
         gpus.append(evolve(gpu, processes=rows, flags=_ordered(flags)))
+    detail = processes.detail or (None if placed else "compute processes run on a MIG slice of no known GPU")
     return evolve(
         inventory,
         gpus=tuple(gpus),
-        processes_known=processes.complete,
-        detail=inventory.detail or processes.detail,
+        processes_known=processes.complete and placed,
+        detail=inventory.detail or detail,
     )
 
 
-def with_recovery(inventory: Inventory, stdout: str) -> Inventory:
-    """The inventory with what the driver says has to be done to each card: an action other than None means that it
-    is no good until that was done. Rows that cannot be read say nothing.
+def parse_recovery(stdout: str) -> Mapping[str, str | None]:
+    """What the driver says has to be done to each card, by UUID; None: nothing. Cards whose rows cannot be read are
+    left out.
     """
-    actions: dict[str, str] = {}
-    for line in stdout.splitlines():
-        uuid, comma, action = line[:LINE_MAX].strip().partition(",")
-        action = action.strip()
-        if comma and uuid.startswith("GPU-") and _ACTION.fullmatch(action) and action.lower() not in ("none", "n/a"):
-            actions[uuid] = action
-    gpus = tuple(
-        evolve(
-            gpu,
-            recovery_action=actions[gpu.uuid],
-            flags=_ordered({*gpu.flags, GpuFlag.REQUIRES_RESET}),
-        )
-        if gpu.uuid in actions
-        else gpu
-        for gpu in inventory.gpus
-    )
-    return evolve(inventory, gpus=gpus)
+    actions: dict[str, str | None] = {}
+    for text in _lines(stdout, "")[0]:
+        cell, comma, action = text.partition(",")
+        uuid, action = card_uuid(cell), action.strip()
+        if comma and uuid is not None and _ACTION.fullmatch(action) and action.lower() != "n/a":
+            actions[uuid] = None if action.lower() == "none" else action
+    return actions
+
+
+def with_recovery(inventory: Inventory, actions: Mapping[str, str | None]) -> Inventory:
+    """The inventory with these actions: one other than None means that the card is no good until that was done."""
+    gpus = []
+    for gpu in inventory.gpus:
+        action = actions.get(gpu.uuid)
+        if action is not None:
+            gpu = evolve(gpu, recovery_action=action, flags=_ordered({*gpu.flags, GpuFlag.REQUIRES_RESET}))
+        gpus.append(gpu)
+    return evolve(inventory, gpus=tuple(gpus))
 
 
 def host_memory(meminfo: str) -> HostMemory:
@@ -254,6 +282,13 @@ def normal_bus_id(text: str) -> str | None:
     """
     match = _BUS_ID.fullmatch(text)
     return f"{(match.group(1) or '').rjust(8, '0')}:{match.group(2)}".upper() if match else None
+
+
+def card_uuid(text: str) -> str | None:
+    """The UUID of a card in its usual form with `GPU-`, which Jetson modules leave out; None for another text."""
+    if _BARE_UUID.fullmatch(text):
+        return f"GPU-{text}"
+    return text if _UUID.fullmatch(text) else None
 
 
 # -- one row --------------------------------------------------------------------------------------------------
@@ -273,22 +308,50 @@ def _row(text: str, fields: Sequence[str]) -> Mapping[str, str] | None:
     return dict(zip(fields, cells, strict=True))
 
 
+def _lines(stdout: str, stderr: str) -> tuple[list[str], str | None]:
+    """The lines that are looked at, and a note when there is more than those."""
+    cut = (*stdout[:TEXT_MAX].splitlines(), *stderr[:TEXT_MAX].splitlines())
+    lines = [text for line in cut if (text := line[:LINE_MAX].strip())]
+    too_much = len(lines) > LINES_MAX or max(len(stdout), len(stderr)) > TEXT_MAX
+    return lines[:LINES_MAX], "more text than any node has" if too_much else None
+
+
+def _add_lost(lost: list[LostGpu], gpu: LostGpu) -> None:
+    """Once for each card: it may have a notice, in which its address is shorter, beside its row."""
+    address = normal_bus_id(gpu.bus_id)
+    for other in lost:
+        if (gpu.index is not None and gpu.index == other.index) or (
+            address is not None and address == normal_bus_id(other.bus_id)
+        ):
+            return
+    lost.append(gpu)
+
+
+def _unidentified(row: Mapping[str, str]) -> LostGpu | None:
+    """A card whose row has an error text where its UUID belongs: as good as lost, since nothing can name it."""
+    index, uuid = _number(row.get("index", "")), row.get("uuid", "")
+    if index is None or not uuid.startswith("[") or _is_not_available(uuid):
+        return None
+    return LostGpu(index, _address(row.get("pci.bus_id", "")))
+
+
 def _gpu(row: Mapping[str, str], host: HostMemory) -> Gpu | None:
     index = _number(row.get("index", ""))
+    uuid = card_uuid(row.get("uuid", ""))
+    if index is None or uuid is None:
+        return None
     flags = _flags(row)
     lost = GpuFlag.LOST in flags
-    uuid = row.get("uuid", "")
-    if index is None or not (uuid.startswith("GPU-") or lost):
-        return None
     name = neutralise(_value(row.get("name", "")) or "")
     total = _number(row.get("memory.total", ""))
     # [N/A] in every memory cell of a card that is there: host and GPU share the memory.
     unified = total is None and not lost and _is_not_available(row.get("memory.total"))
-    mig = row.get("mig.mode.current")
+    # A driver without the field is older than MIG.
+    mig = row.get("mig.mode.current", "[N/A]")
     return Gpu(
         index=index,
-        uuid=uuid if uuid.startswith("GPU-") else "",
-        bus_id=_value(row.get("pci.bus_id", "")) or "",
+        uuid=uuid,
+        bus_id=_address(row.get("pci.bus_id", "")),
         name=name,
         memory_total=total,
         memory_used=_number(row.get("memory.used", "")),
@@ -299,7 +362,7 @@ def _gpu(row: Mapping[str, str], host: HostMemory) -> Gpu | None:
         unified_memory=unified,
         ecc_enabled=_switch(row.get("ecc.mode.current", "")),
         # [N/A] says that the card cannot do MIG.
-        mig_enabled=None if lost else False if _is_not_available(mig) else _switch(mig or ""),
+        mig_enabled=None if lost else False if _is_not_available(mig) else _switch(mig),
         uncorrected_ecc=_number(row.get("ecc.errors.uncorrected.volatile.total", "")),
         flags=flags,
         virtual=is_virtual(name),
@@ -340,6 +403,20 @@ def _is_not_available(cell: str | None) -> bool:
 def _value(cell: str) -> str | None:
     """The text of a cell, or None for one of the values that are no values: [N/A], [Unknown Error] and so on."""
     return None if not cell or cell.startswith("[") or cell == "N/A" else cell
+
+
+def _word(cell: str) -> str | None:
+    value = _value(cell)
+    return None if value is None else neutralise(value[:64])
+
+
+def _address(cell: str) -> str:
+    """A PCI address as printed; empty for what is none (Jetson modules have no PCI address)."""
+    return cell if normal_bus_id(cell) is not None else ""
+
+
+def _card_or_slice(cell: str) -> str | None:
+    return cell if _SLICE_UUID.fullmatch(cell) else card_uuid(cell)
 
 
 def _number(cell: str) -> int | None:

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from xml.parsers import expat
 
 from attrs import define, evolve, field
 
 from llmgw.discovery.classes import mig_class
-from llmgw.discovery.gpus import LINE_MAX, mebibytes, normal_bus_id
+from llmgw.discovery.gpus import LINE_MAX, LINES_MAX, card_uuid, mebibytes, normal_bus_id
 from llmgw.domain.hardware import Gpu, MigInstance
 
 XML_MAX = 8 << 20
-"""Characters of `-q -x` that are read: 16 cards with seven slices each print less than 1 MiB."""
+"""Characters of `-q -x` that are read: 16 cards with seven slices each print about 1 MiB."""
 
-_GPU_LINE = re.compile(r"GPU (\d{1,4}): .*\(UUID: (GPU-[0-9A-Za-z-]{1,64})\)\s*", re.ASCII)
+DEPTH_MAX = 32
+"""Elements inside one another; nvidia-smi has six."""
+WORD_MAX = 64
+"""Characters of a text that are kept."""
+
+_GPU_LINE = re.compile(r"GPU (\d{1,4}): .*\(UUID: ([0-9A-Za-z-]{1,68})\)\s*", re.ASCII)
 # Before driver 470 a slice was called MIG-GPU-<uuid of the card>/<gpu instance>/<compute instance>.
 _SLICE_LINE = re.compile(
     r"\s+MIG ([0-9A-Za-z.+_]{1,32})\s+Device\s+(\d{1,3}): \(UUID: (MIG-[0-9A-Za-z/-]{1,80})\)\s*", re.ASCII
 )
+_SMALL = re.compile(r"\d{1,3}", re.ASCII)
 
 
-def parse_list(stdout: str, gpus: Sequence[Gpu]) -> tuple[MigInstance, ...]:
-    """The slices that `-L` lists under cards of `gpus`; memory comes from elsewhere."""
-    return tuple(_slices(stdout, {gpu.index: gpu for gpu in gpus}))
+def parse_list(stdout: str, gpus: Sequence[Gpu]) -> tuple[MigInstance, ...] | None:
+    """The slices that `-L` lists under cards of `gpus`; memory comes from elsewhere. None: this is no such list."""
+    lines = [line[:LINE_MAX] for line in stdout.splitlines()[:LINES_MAX]]
+    if not any(_GPU_LINE.fullmatch(line) for line in lines):
+        return None
+    return tuple(_slices(lines, {gpu.uuid: gpu for gpu in gpus}))
 
 
-def _slices(stdout: str, gpus: Mapping[int, Gpu]) -> Iterator[MigInstance]:
+def _slices(lines: Iterable[str], gpus: Mapping[str, Gpu]) -> Iterator[MigInstance]:
     parent: Gpu | None = None
     seen = set()
-    for line in stdout.splitlines():
-        text = line[:LINE_MAX]
+    for text in lines:
         card = _GPU_LINE.fullmatch(text)
         if card is not None:
-            parent = gpus.get(int(card.group(1)))
+            known = gpus.get(card_uuid(card.group(2)) or "")
+            parent = known if known is not None and known.index == int(card.group(1)) else None
             continue
         found = _SLICE_LINE.fullmatch(text)
         if found is None:
@@ -62,11 +71,11 @@ def with_memory(
 def memory_of(xml: str) -> Mapping[tuple[str, int], int | None]:
     """(PCI address of the card in its normal form, device number) -> MiB, out of `-q -x`; empty for what is no XML.
 
-    Read as a stream without a tree. Declared entities are refused: nvidia-smi declares none, and expanding them is how
-    a small text becomes a large one.
+    Read as a stream without a tree, so that of a text that was cut the entries before the cut are good. Declared
+    entities are refused: nvidia-smi declares none, and expanding them is how a small text becomes a large one.
     """
-    if len(xml) > XML_MAX:
-        return {}
+    # A card that dropped off has its notice before the document.
+    xml = xml[max(xml.find("<"), 0) : XML_MAX]
     reader = _Reader()
     parser = expat.ParserCreate()
     parser.StartElementHandler = reader.start
@@ -75,8 +84,9 @@ def memory_of(xml: str) -> Mapping[tuple[str, int], int | None]:
     parser.EntityDeclHandler = reader.entity
     try:
         parser.Parse(xml, True)
-    except (expat.ExpatError, _Refused, ValueError):
-        # What came before the fault may be half an entry.
+    except (expat.ExpatError, ValueError):
+        return reader.found
+    except _Refused:
         return {}
     return reader.found
 
@@ -97,22 +107,28 @@ class _Reader:
     def start(self, name: str, attributes: dict[str, str]) -> None:
         self.path.append(name)
         self.word = ""
-        if name == "gpu":
-            self.address = normal_bus_id(attributes.get("id", "")) or attributes.get("id", "")
+        if len(self.path) > DEPTH_MAX:
+            raise _Refused
+        if self.path[1:] == ["gpu"]:
+            address = attributes.get("id", "")
+            self.address = normal_bus_id(address) or address
         elif name == "mig_device":
             self.device = self.total = None
 
     def text(self, data: str) -> None:
-        self.word += data[:64]
+        if len(self.word) < WORD_MAX:
+            self.word += data[:WORD_MAX]
 
     def end(self, name: str) -> None:
-        inside = self.path[-3:]
-        if inside[-2:] == ["mig_device", "index"] and self.word.strip().isdecimal():
-            self.device = int(self.word.strip()[:4])
+        word, inside = self.word.strip(), self.path[-3:]
+        if inside[1:] == ["mig_device", "index"]:
+            self.device = int(word) if _SMALL.fullmatch(word) else None
         elif inside == ["mig_device", "fb_memory_usage", "total"]:
-            self.total = mebibytes(self.word.strip())
-        elif name == "mig_device" and self.device is not None:
+            self.total = mebibytes(word)
+        elif name == "mig_device" and self.device is not None and self.address:
             self.found[self.address, self.device] = self.total
+        elif self.path[1:] == ["gpu"]:
+            self.address = ""
         self.path.pop()
         self.word = ""
 

@@ -5,12 +5,12 @@ read in `gpus`. Nothing is raised: a survey that failed is an inventory that say
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import trio
-from attrs import evolve
+from attrs import evolve, frozen
 
 from llmgw.discovery import amd, mig
 from llmgw.discovery.gpus import (
@@ -23,13 +23,14 @@ from llmgw.discovery.gpus import (
     host_memory,
     parse_gpus,
     parse_processes,
+    parse_recovery,
     unknown_field,
     with_processes,
     with_recovery,
 )
 from llmgw.discovery.nearness import sysfs_nearness
 from llmgw.discovery.topology import parse_topology
-from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus, MigInstance, Stale
+from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus, MigInstance, Stale, Topology
 
 
 class ToolAnswer(Protocol):
@@ -75,24 +76,27 @@ async def survey(
     sysfs: str | None = "/sys",
     previous: Inventory | None = None,
 ) -> Inventory:
-    """Read the node's GPUs. `timeout` in seconds bounds all calls together: the first required one that runs out ends
-    the survey; optional ones (topology, slices, recovery action, other vendors) that fail leave their facts unknown.
+    """Read the node's GPUs. `timeout` in seconds bounds all calls together: the first required one (cards, compute
+    processes) that runs out ends the survey. Optional ones (recovery action, topology, slices, other vendors) come
+    after those; what fails there leaves its facts unknown, and each has at most half of the time that is left, so that
+    one that hangs leaves some to the others.
 
     `nvidia_smi` is the path of the program, None when there is none. `meminfo` stands in for the text of
     /proc/meminfo, which cards that share the host's memory need. `sysfs` is the root that PCI paths are read from,
-    None for not at all. `previous` is the last good inventory: topology and slices are asked for again only when the
-    cards, their modes or the driver have changed, since on large nodes these calls are slow.
+    None for not at all. `previous` is the last good inventory. While cards, MIG modes and driver are those of it, its
+    topology is taken over, and its slices' memory while the slices are the same too: on large nodes these calls are
+    slow. Of an optional question that fails now, the last answer stays.
     """
     deadline = trio.current_time() + timeout
-    inventory = await _nvidia(run_tool, nvidia_smi, deadline, timeout, host_memory_of(meminfo), previous, sysfs)
+    asked = _Asked(run_tool, deadline)
+    inventory = await _nvidia(asked, nvidia_smi, timeout, host_memory_of(meminfo), previous, sysfs, now)
     if rocm_smi is not None and (previous is None or previous.other_gpus):
-        left = deadline - trio.current_time()
-        if left > 0:
-            answer = await run_tool((rocm_smi, *amd.QUERY), timeout=left)
-            if not answer.timed_out:
-                cards = amd.parse_rocm(answer.stdout.decode("utf-8", "replace"))
-                inventory = evolve(inventory, other_gpus=cards)
-    return evolve(inventory, read_at=now())
+        text = await asked.optional(rocm_smi, *amd.QUERY)
+        cards = amd.parse_rocm(text) if text is not None else None
+        if cards is None:
+            cards = previous.other_gpus if previous is not None else ()
+        inventory = evolve(inventory, other_gpus=cards)
+    return inventory
 
 
 def merge_stale(last_good: Inventory | None, failed: Inventory) -> Inventory:
@@ -111,53 +115,41 @@ def host_memory_of(meminfo: str | None) -> HostMemory:
 
 
 async def _nvidia(
-    run_tool: RunTool,
+    asked: _Asked,
     nvidia_smi: str | None,
-    deadline: float,
     timeout: float,
     memory: HostMemory,
     previous: Inventory | None,
     sysfs: str | None,
+    now: Callable[[], float],
 ) -> Inventory:
     if nvidia_smi is None:
-        return _missing("nvidia-smi is not on PATH")
-
-    async def ask(*arguments: str) -> tuple[str, str, int | None]:
-        left = deadline - trio.current_time()
-        if left <= 0:
-            raise _OutOfTime
-        answer = await run_tool((nvidia_smi, *arguments), timeout=left)
-        if answer.timed_out:
-            # What came before the limit is no inventory: rows may be cut or missing.
-            raise _OutOfTime
-        stdout, stderr = answer.stdout.decode("utf-8", "replace"), answer.stderr.decode("utf-8", "replace")
-        if answer.code in _NOT_STARTED and not stdout.strip():
-            raise _NotStarted(_ERRNO.sub("", " ".join(stderr.split()))[:300])
-        return stdout, stderr, answer.code
-
+        return _missing("nvidia-smi is not on PATH", now())
     try:
-        inventory = await _read_gpus(ask, memory)
-        if inventory.gpus:
-            query = "--query-compute-apps=" + ",".join(PROCESS_QUERY)
-            inventory = with_processes(inventory, parse_processes(*await ask(query, _FORMAT)))
+        inventory = await _read_gpus(partial(asked.required, nvidia_smi), memory)
+        if not inventory.gpus:
+            return evolve(inventory, read_at=now())
+        query = "--query-compute-apps=" + ",".join(PROCESS_QUERY)
+        processes = parse_processes(*await asked.required(nvidia_smi, query, _FORMAT))
     except _OutOfTime:
         return Inventory(
             InventoryStatus.ERROR,
             error=InventoryError.TIMEOUT,
             detail=f"nvidia-smi did not end within {timeout:g} s",
+            read_at=now(),
         )
     except _NotStarted as error:
-        return _missing(str(error))
-    if not inventory.gpus:
-        return inventory
-    inventory = with_recovery(inventory, await _optional(ask, "--query-gpu=" + ",".join(RECOVERY_QUERY), _FORMAT))
-    if previous is not None and _same_cards(previous, inventory):
-        return evolve(inventory, mig_instances=previous.mig_instances, topology=previous.topology)
-    topology = parse_topology(await _optional(ask, "topo", "-m"))
-    if topology is None and sysfs is not None:
-        look = partial(sysfs_nearness, inventory.gpus, sysfs)
-        topology = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-    return evolve(inventory, mig_instances=await _slices(ask, inventory), topology=topology)
+        return _missing(str(error), now())
+    # What decides who may have a card is this old; the calls that follow may take a while.
+    inventory = evolve(inventory, read_at=now())
+    optional = partial(asked.optional, nvidia_smi)
+    same = previous if previous is not None and _same_cards(previous, inventory) else None
+    inventory = with_recovery(inventory, await _recovery(optional, same))
+    inventory = evolve(inventory, mig_instances=await _slices(optional, inventory, same))
+    inventory = with_processes(inventory, processes)
+    if same is not None:
+        return evolve(inventory, topology=same.topology)
+    return evolve(inventory, topology=await _topology(optional, inventory, sysfs))
 
 
 def _same_cards(one: Inventory, other: Inventory) -> bool:
@@ -167,32 +159,88 @@ def _same_cards(one: Inventory, other: Inventory) -> bool:
     return cards(one) == cards(other)
 
 
-async def _slices(ask: _Ask, inventory: Inventory) -> tuple[MigInstance, ...]:
+async def _recovery(optional: _Optional, same: Inventory | None) -> Mapping[str, str | None]:
+    text = await optional("--query-gpu=" + ",".join(RECOVERY_QUERY), _FORMAT)
+    actions = parse_recovery(text) if text is not None else {}
+    # A card that was no good does not become healthy by a question that fails.
+    before = {gpu.uuid: gpu.recovery_action for gpu in same.gpus} if same is not None else {}
+    return {**before, **actions}
+
+
+async def _slices(optional: _Optional, inventory: Inventory, same: Inventory | None) -> tuple[MigInstance, ...]:
     if not any(gpu.mig_enabled for gpu in inventory.gpus):
         return ()
-    instances = mig.parse_list(await _optional(ask, "-L"), inventory.gpus)
-    if not instances:
-        return ()
-    # Megabytes on a large node: read where nothing waits for the loop.
-    text = await _optional(ask, "-q", "-x")
-    memory = await trio.to_thread.run_sync(mig.memory_of, text, abandon_on_cancel=True)
-    return mig.with_memory(instances, memory, inventory.gpus)
+    text = await optional("-L")
+    listed = mig.parse_list(text, inventory.gpus) if text is not None else None
+    known = same.mig_instances if same is not None else ()
+    if listed is None or _unsized(listed) == _unsized(known):
+        return known
+    text = await optional("-q", "-x") if listed else None
+    if text is None:
+        return listed
+    # Megabytes on a large node: read where nothing waits for it.
+    sizes = await trio.to_thread.run_sync(mig.memory_of, text, abandon_on_cancel=True)
+    return mig.with_memory(listed, sizes, inventory.gpus)
 
 
-async def _optional(ask: _Ask, *arguments: str) -> str:
-    """What a call prints that nothing depends on; empty when it failed or took too long."""
-    try:
-        stdout, _, code = await ask(*arguments)
-    except (_OutOfTime, _NotStarted):
-        return ""
-    return stdout if code == 0 else ""
+def _unsized(instances: Sequence[MigInstance]) -> list[MigInstance]:
+    return [evolve(instance, memory_total=None) for instance in instances]
+
+
+async def _topology(optional: _Optional, inventory: Inventory, sysfs: str | None) -> Topology | None:
+    text = await optional("topo", "-m")
+    found = parse_topology(text, {gpu.index for gpu in inventory.gpus}) if text is not None else None
+    if found is not None or sysfs is None:
+        return found
+    look = partial(sysfs_nearness, inventory.gpus, sysfs)
+    return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
 
 
 _FORMAT = "--format=csv,noheader,nounits"
 
+OPTIONAL_SHARE = 0.5
+"""Of the time that is left, for each optional call."""
+
+
+@frozen
+class _Asked:
+    """Calls of one survey, with one deadline for all."""
+
+    run_tool: RunTool
+    deadline: float
+
+    async def required(self, *argv: str) -> tuple[str, str, int | None]:
+        """stdout, stderr and exit code. Raises _OutOfTime or _NotStarted."""
+        return await self._call(argv, self.deadline - trio.current_time())
+
+    async def optional(self, *argv: str) -> str | None:
+        """What a call prints that nothing depends on, whatever its exit code is: a lost card changes that. None when
+        it took too long."""
+        try:
+            stdout, _, _ = await self._call(argv, (self.deadline - trio.current_time()) * OPTIONAL_SHARE)
+        except (_OutOfTime, _NotStarted):
+            return None
+        return stdout
+
+    async def _call(self, argv: Sequence[str], seconds: float) -> tuple[str, str, int | None]:
+        if seconds <= 0:
+            raise _OutOfTime
+        answer = await self.run_tool(argv, timeout=seconds)
+        if answer.timed_out:
+            # What came before the limit is no inventory: rows may be cut or missing.
+            raise _OutOfTime
+        stdout, stderr = (data.decode("utf-8", "replace") for data in (answer.stdout, answer.stderr))
+        if answer.code in _NOT_STARTED and not stdout.strip():
+            raise _NotStarted(_ERRNO.sub("", " ".join(stderr.split()))[:300])
+        return stdout, stderr, answer.code
+
 
 class _Ask(Protocol):
     async def __call__(self, *arguments: str) -> tuple[str, str, int | None]: ...
+
+
+class _Optional(Protocol):
+    async def __call__(self, *arguments: str) -> str | None: ...
 
 
 async def _read_gpus(ask: _Ask, host: HostMemory) -> Inventory:
@@ -216,5 +264,5 @@ def _read_meminfo() -> str:
         return ""
 
 
-def _missing(detail: str) -> Inventory:
-    return Inventory(InventoryStatus.ERROR, error=InventoryError.COMMAND_MISSING, detail=detail)
+def _missing(detail: str, read_at: float) -> Inventory:
+    return Inventory(InventoryStatus.ERROR, error=InventoryError.COMMAND_MISSING, detail=detail, read_at=read_at)

@@ -23,6 +23,9 @@ DRAIN = 0.5
 DIE = 1.0
 """Seconds that a killed tool may take to die before its end is left to the reaper."""
 
+OUTPUT_MAX = 4 << 20
+"""Bytes of each stream that are kept: everything that nvidia-smi knows of 16 cards in MIG mode comes to about 1 MiB."""
+
 
 @frozen
 class ToolResult:
@@ -39,7 +42,7 @@ async def run_tool(
     argv: Sequence[str],
     *,
     timeout: float,
-    max_output: int = 1 << 20,
+    max_output: int = OUTPUT_MAX,
     env: Mapping[str, str] | None = None,
     on_survivor: Callable[[int], None] | None = None,
 ) -> ToolResult:

@@ -71,11 +71,25 @@ def test_capabilities_are_pairs_of_numbers() -> None:
 def test_a_lost_card_in_its_row_has_no_class_and_makes_the_inventory_partial() -> None:
     lost = "[GPU is lost]"
     cells = {key.replace(".", "__"): lost for key in VALUES if key not in ("index", "pci.bus_id")}
+    cells["uuid"] = "GPU-2"
     inventory = parse_gpus(row(index="1") + row(**cells, index="2"), "", 0)
     assert inventory.status is InventoryStatus.PARTIAL
     assert inventory.lost == (LostGpu(2, "00000000:01:00.0"),)
     gone = inventory.gpus[1]
     assert (gone.flags, gone.gpu_class, gone.unified_memory) == ((GpuFlag.LOST,), None, False)
+
+
+@pytest.mark.parametrize("cell", ["[GPU is lost]", "[Unknown Error]", "[GPU requires reset]"])
+def test_a_card_that_does_not_even_tell_its_uuid_is_lost(cell: str) -> None:
+    inventory = parse_gpus(row() + row(index="1", uuid=cell, pci__bus_id="00000000:02:00.0"), "", 0)
+    assert (inventory.status, len(inventory.gpus)) == (InventoryStatus.PARTIAL, 1)
+    assert inventory.lost == (LostGpu(1, "00000000:02:00.0"),)
+
+
+def test_a_card_with_a_notice_and_a_row_is_lost_once() -> None:
+    notice = "Unable to determine the device handle for GPU 0000:02:00.0: GPU is lost\n"
+    lost = row(index="1", uuid="[GPU is lost]", pci__bus_id="00000000:02:00.0")
+    assert len(parse_gpus(row() + lost, notice, 15).lost) == len(parse_gpus(notice + row() + lost, "", 0).lost) == 1
 
 
 def test_a_card_that_requires_reset_is_marked_and_the_status_stays() -> None:

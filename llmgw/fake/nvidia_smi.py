@@ -5,12 +5,16 @@ Called as `nvidia-smi` (see `--fake-install`) it takes the real program's argume
 - `--fake-install DIR [--fake-gpu-dir DIR]` writes an executable `nvidia-smi` into DIR, to be put first in PATH;
 - `--fake-hold GPU MIB [PID]` notes memory held by a stranger; `--fake-drop GPU` takes that away.
 
-`behaviour` in `gpus.json` (see `llmgw.fake.gpu.Machine`) makes it misbehave:
+`gpus.json` describes the machine, see `llmgw.fake.gpu.Machine`: slices, vGPUs, NVLink groups, ECC errors, recovery
+actions, adapters. Its `behaviour` makes nvidia-smi misbehave:
 
 - `fail`: one of FAILURES, with that program's text and exit code;
 - `hang`: seconds to hang, ignoring SIGTERM; `delay`: seconds before each answer;
 - `partial`: write only so many bytes of the answer (then hang, if `hang` is set); `garbage`: random bytes instead;
-- `lost`: list of GPU indexes that have dropped off: their rows are missing, a line says so, exit code `lost_code`.
+  `flood`: write so many MiB of lines that mean nothing instead;
+- `only`: list of the calls that all of the above is for, by their names in CALLS; without it: every call;
+- `lost`: list of GPU indexes that have dropped off: their rows are missing, a line says so (on stderr with
+  `lost_on_stderr`), exit code `lost_code`.
 """
 
 import os
@@ -48,16 +52,23 @@ COMPUTED = ("memory.used", "memory.free")
 APP_FIELDS = ("timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "pid", "process_name", "used_gpu_memory")
 APP_ALIASES = {"name": "process_name", "used_memory": "used_gpu_memory"}
 
+CALLS = ("gpus", "processes", "recovery", "list", "topology", "xml", "other")
+"""What a call asks for: rows of cards, of compute processes, of recovery actions, `-L`, `topo -m`, `-q -x`."""
+
+LOST_KEEPS = ("index", "uuid", "pci.bus_id")
+"""Fields that a card which is lost still has in its row."""
+
 Rows = list[list[str]]
 
 
 class Answer(Exception):
     """What to print and the exit code."""
 
-    def __init__(self, text: str, code: int = 0) -> None:
+    def __init__(self, text: str, code: int = 0, errors: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.code = code
+        self.errors = errors
 
 
 class Query:
@@ -79,6 +90,19 @@ class Query:
                 self.words.append(word)
 
     @property
+    def call(self) -> str:
+        """Which of CALLS this is."""
+        if "--query-gpu" in self.fields:
+            return "recovery" if "gpu_recovery_action" in self.fields["--query-gpu"] else "gpus"
+        if "--query-compute-apps" in self.fields:
+            return "processes"
+        if self.flags & {"-L", "--list-gpus"}:
+            return "list"
+        if self.words[:1] == ["topo"] and "-m" in self.flags:
+            return "topology"
+        return "xml" if {"-q", "-x"} <= self.flags else "other"
+
+    @property
     def format(self) -> list[str]:
         return [word.strip() for word in self.fields.get("--format", "").split(",")]
 
@@ -94,21 +118,26 @@ class Report:
         for card in machine.gpus:
             used = sum(holder.mib for holder in self._holders if machine.find(holder.gpu) is card)
             reserved = int(card["memory.reserved"]) if card["memory.reserved"].isdigit() else 0
-            card.setdefault("memory.used", str(used))
             if card["memory.total"].isdigit():
+                card.setdefault("memory.used", str(used))
                 card.setdefault("memory.free", str(max(0, int(card["memory.total"]) - reserved - used)))
+            state = machine.states.get(card["index"])
+            if state == "lost":
+                card.update({name: "[GPU is lost]" for name in card if name not in LOST_KEEPS})
+            elif state == "requires_reset":
+                card.update({name: "[GPU requires reset]" for name in card if name.startswith("memory.")})
 
     def answer(self, query: Query) -> Answer:
-        if "--query-gpu" in query.fields:
+        call = query.call
+        if call in ("gpus", "recovery"):
             text = self._query_gpu(query)
-        elif "--query-compute-apps" in query.fields:
+        elif call == "processes":
             text = self._query_apps(query)
-        elif query.flags & {"-L", "--list-gpus"}:
-            cards = self._cards(query)
-            text = "".join(f"GPU {card['index']}: {card['name']} (UUID: {card['uuid']})\n" for card in cards)
-        elif query.words[:1] == ["topo"] and "-m" in query.flags:
+        elif call == "list":
+            text = self._list(query)
+        elif call == "topology":
             text = self._topology()
-        elif {"-q", "-x"} <= query.flags:
+        elif call == "xml":
             text = self._xml()
         elif "--version" in query.flags:
             version = self._machine.driver_version
@@ -126,7 +155,10 @@ class Report:
             if card["index"] in self._lost
         )
         code = self._machine.behaviour.get("lost_code", 0)
-        return Answer(lines + text, code if isinstance(code, int) else 0)
+        exit_code = code if isinstance(code, int) else 0
+        if self._machine.behaviour.get("lost_on_stderr"):
+            return Answer(text, exit_code, lines)
+        return Answer(lines + text, exit_code)
 
     def _cards(self, query: Query) -> list[dict[str, str]]:
         cards = [card for card in self._machine.gpus if card["index"] not in self._lost]
@@ -187,38 +219,79 @@ class Report:
             names.append(name)
         return names
 
+    def _list(self, query: Query) -> str:
+        lines = []
+        for card in self._cards(query):
+            lines.append(f"GPU {card['index']}: {card['name']} (UUID: {card['uuid']})")
+            lines += [
+                f"  MIG {one.profile:<11} Device {one.device:>2}: (UUID: {one.uuid})"
+                for one in self._machine.slices
+                if one.card is card
+            ]
+        return "".join(line + "\n" for line in lines)
+
     def _topology(self) -> str:
-        cards = self._machine.gpus
-        names = [f"GPU{card['index']}" for card in cards]
-        lines = ["\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"]
-        for row, name in enumerate(names):
-            links = ["X" if row == column else "NV18" for column in range(len(names))]
-            lines.append(f"{name}\t" + "\t".join(f" {link} " for link in links) + "\t0-51\t0\t\tN/A")
+        machine = self._machine
+        indexes = [card["index"] for card in machine.gpus if card["index"] not in self._lost]
+        names = [f"GPU{index}" for index in indexes] + [f"NIC{number}" for number in range(len(machine.nics))]
+        head = "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+        # The real program underlines the head also when nobody sees it.
+        lines = [f"\t\x1b[4m{head}\x1b[0m"]
+        for index in indexes:
+            links = [machine.link(index, other) for other in indexes]
+            links += [machine.nic_link(nic, index) for nic in machine.nics]
+            cells = [" X " if link == "X" else link for link in links]
+            lines.append("\t".join([f"GPU{index}", *cells, "0-51", machine.numa(index), "", "N/A"]))
         lines += ["", "Legend:", "", "  X    = Self", "  NV#  = Connection traversing a bonded set of # NVLinks"]
+        if machine.nics:
+            lines += ["", "NIC Legend:", "", *(f"  NIC{number}: {nic}" for number, nic in enumerate(machine.nics))]
         return "\n".join(lines) + "\n"
 
     def _xml(self) -> str:
         machine = self._machine
+        cards = [card for card in machine.gpus if card["index"] not in self._lost]
         parts = [
             '<?xml version="1.0" ?>',
             '<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">',
             "<nvidia_smi_log>",
             f"\t<driver_version>{machine.driver_version}</driver_version>",
             f"\t<cuda_version>{machine.cuda_version}</cuda_version>",
-            f"\t<attached_gpus>{len(machine.gpus)}</attached_gpus>",
+            f"\t<attached_gpus>{len(cards)}</attached_gpus>",
         ]
-        for card in machine.gpus:
+        for card in cards:
             memory = "".join(
-                f"<{part}>{card['memory.' + part]} MiB</{part}>" for part in ("total", "reserved", "used", "free")
+                f"<{part}>{_size(card.get('memory.' + part, '[N/A]'))}</{part}>"
+                for part in ("total", "reserved", "used", "free")
             )
             parts += [
                 f'\t<gpu id="{card["pci.bus_id"]}">',
                 f"\t\t<product_name>{card['name']}</product_name>",
                 f"\t\t<uuid>{card['uuid']}</uuid>",
+                *self._xml_slices(card),
                 f"\t\t<fb_memory_usage>{memory}</fb_memory_usage>",
                 "\t</gpu>",
             ]
         return "\n".join([*parts, "</nvidia_smi_log>", ""])
+
+    def _xml_slices(self, card: dict[str, str]) -> list[str]:
+        slices = [one for one in self._machine.slices if one.card is card]
+        if not slices:
+            return ["\t\t<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>"]
+        lines = ["\t\t<mig_devices>"]
+        for one in slices:
+            used = sum(holder.mib for holder in self._holders if holder.gpu == one.uuid)
+            size = "N/A" if one.mib is None else f"{one.mib} MiB"
+            lines += [
+                "\t\t\t<mig_device>",
+                f"\t\t\t\t<index>{one.device}</index>",
+                f"\t\t\t\t<fb_memory_usage><total>{size}</total><used>{used} MiB</used></fb_memory_usage>",
+                "\t\t\t</mig_device>",
+            ]
+        return [*lines, "\t\t</mig_devices>"]
+
+
+def _size(value: str) -> str:
+    return f"{value} MiB" if value.isdigit() else value.strip("[]")
 
 
 def _unit(name: str) -> str:
@@ -245,21 +318,28 @@ def run(argv: list[str]) -> int:
     if argv and argv[0].startswith("--fake-"):
         return _own_command(argv, directory)
     machine = gpu.Machine(directory)
+    query = Query(argv)
     behaviour = machine.behaviour
+    only = behaviour.get("only")
+    if isinstance(only, list) and query.call not in only:
+        behaviour = {}
     hang = float(str(behaviour.get("hang", 0)))
     if hang:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(float(str(behaviour.get("delay", 0))))
     try:
-        answer = _failure(behaviour) or Report(machine).answer(Query(argv))
+        answer = _failure(behaviour) or Report(machine).answer(query)
     except Answer as refused:
         answer = refused
     data = answer.text.encode()
     if behaviour.get("garbage"):
         data = os.urandom(4096)
+    if "flood" in behaviour:
+        data = b"0, what is this\n" * (int(str(behaviour["flood"])) << 16)
     if "partial" in behaviour:
         data = data[: int(str(behaviour["partial"]))]
     if not hang or "partial" in behaviour:
+        write_all(2, answer.errors.encode())
         write_all(1, data)
     time.sleep(hang)
     return answer.code

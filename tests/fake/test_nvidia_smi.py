@@ -115,6 +115,73 @@ def test_it_can_write_garbage_and_lose_a_card(machine):
     assert done.stdout.endswith("\n0\n")
 
 
+def test_a_card_in_mig_mode_lists_its_slices_and_their_memory(machine):
+    machine.describe(gpus=[{}, {"mig": ["3g.40gb", {"profile": "1g.10gb", "uuid": "MIG-a", "memory": None}]}])
+    assert machine.smi("-L").stdout.splitlines()[2:] == [
+        "  MIG 3g.40gb     Device  0: (UUID: MIG-fa4e0000-0000-4000-9000-000001000000)",
+        "  MIG 1g.10gb     Device  1: (UUID: MIG-a)",
+    ]
+    assert machine.smi("--query-gpu=mig.mode.current,remapped_rows.pending", PLAIN).stdout.splitlines() == [
+        "Disabled, No",
+        "Enabled, [N/A]",
+    ]
+    xml = machine.smi("-q", "-x").stdout
+    assert "<total>40448 MiB</total>" in xml and "<total>N/A</total>" in xml
+
+
+def test_an_engine_on_a_slice_holds_the_slices_memory(machine, start):
+    machine.describe(gpus=[{"mig": ["1g.10gb", "1g.10gb"]}])
+    env = {"FAKE_GPU_DIR": str(machine.directory), "CUDA_VISIBLE_DEVICES": "MIG-fa4e0000-0000-4000-9000-000000000001"}
+    engine = start("llamacpp", "-m", "/m", "--fake-gpu-mib", "9000", env=env).wait_ready()
+    assert [(uuid, mib) for _, uuid, mib in machine.apps()] == [("GPU-fa4e0000-0000-4000-8000-000000000000", "9000")]
+    assert "<used>9000 MiB</used>" in machine.smi("-q", "-x").stdout and machine.used() == 9000
+    engine.process.kill()
+    engine.wait_exit()
+
+
+def test_nvlink_groups_numa_nodes_and_adapters_make_the_topology(machine):
+    machine.describe(gpus=4, nvlink=[[0, 1]], numa=[0, 0, 0, 1], nics={"mlx5_4": 0})
+    lines = machine.smi("topo", "-m").stdout.splitlines()
+    assert lines[0].startswith("\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU")
+    assert [line.split("\t")[:6] for line in lines[1:5]] == [
+        ["GPU0", " X ", "NV18", "NODE", "SYS", "PIX"],
+        ["GPU1", "NV18", " X ", "NODE", "SYS", "NODE"],
+        ["GPU2", "NODE", "NODE", " X ", "SYS", "NODE"],
+        ["GPU3", "SYS", "SYS", "SYS", " X ", "SYS"],
+    ]
+    assert lines[-1] == "  NIC0: mlx5_4"
+
+
+def test_it_can_misbehave_for_some_calls_only(machine):
+    machine.describe(gpus=1, behaviour={"fail": "unknown_error", "only": ["topology", "recovery"]})
+    failed = [
+        machine.smi(*call).returncode != 0
+        for call in (
+            ("topo", "-m"),
+            ("--query-gpu=uuid,gpu_recovery_action", PLAIN),
+            ("--query-gpu=uuid", PLAIN),
+            ("-L",),
+            ("-q", "-x"),
+        )
+    ]
+    assert failed == [True, True, False, False, False]
+
+
+def test_a_card_can_be_lost_in_its_row_or_need_a_reset_or_be_a_share(machine):
+    machine.describe(gpus=[{"state": "lost"}, {"state": "requires_reset"}, {"vgpu": "A40-48Q"}])
+    rows = machine.smi("--query-gpu=index,name,memory.used,ecc.mode.current", PLAIN).stdout.splitlines()
+    assert rows == [
+        "0, [GPU is lost], [GPU is lost], [GPU is lost]",
+        "1, NVIDIA H100 80GB HBM3, [GPU requires reset], Enabled",
+        "2, NVIDIA A40-48Q, 0, [N/A]",
+    ]
+
+
+def test_a_flood_is_as_long_as_it_was_ordered(machine):
+    machine.describe(behaviour={"flood": 2})
+    assert len(machine.smi("-L").stdout) == 2 << 20
+
+
 def test_workers_hold_the_memory_of_their_gpus_and_not_the_leader(machine, start):
     env = {"FAKE_GPU_DIR": str(machine.directory), "CUDA_VISIBLE_DEVICES": "2,3"}
     engine = start("vllm", "serve", "/m", "-tp", "2", "--fake-load-seconds", "0.3", "--fake-gpu-mib", "5000", env=env)

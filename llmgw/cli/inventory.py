@@ -11,10 +11,12 @@ from llmgw.discovery.pci import has_nvidia_card
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from llmgw.cli.errors import CommandError
     from llmgw.supervisor.node_look import NodeFacts, NodeSettings, Sources
+    from llmgw.supervisor.ownership import Records
 
 USAGE = "llmgw inventory [--json] [--sysfs DIR] [--nvidia-smi PATH] [--addresses FILE] [--meminfo FILE] | FILE ..."
 DETAILS = """\
@@ -29,8 +31,12 @@ Exit code: 0, also when a GPU is missing and on a host without an NVIDIA card; e
 """
 NOTHING_THERE = ("command_missing", "driver_not_loaded")
 """What a host without an NVIDIA card says, but also one with a card whose driver is not there."""
-PATIENCE = 30.0
-"""Seconds for everything: a cold driver without persistence mode takes more than ten."""
+PATIENCE = 20.0
+"""Seconds for questions about GPUs where no configuration says: a cold driver without persistence mode takes more
+than ten."""
+ANSWER = 60.0
+"""Seconds for the running llmgw, which looks anew and may first have to see a look before to its end."""
+OFFLINE = ("sysfs", "nvidia_smi", "addresses", "meminfo")
 FILE_MAX = 16 << 20
 """Bytes of a file with addresses or memory that are read."""
 PCI = "bus/pci/devices"
@@ -48,22 +54,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.files:
         return show_islands(args)
-    offline = any(given is not None for given in (args.sysfs, args.nvidia_smi, args.addresses, args.meminfo))
-    answer = from_files(args) if offline else (from_daemon(args) or from_host(args))
+    offline = any(getattr(args, name) is not None for name in OFFLINE)
+    complaints = Complaints()
+    answer = from_files(args, complaints) if offline else (from_daemon(args) or from_host(args, complaints))
     has_card = look_for_card(args.sysfs) if offline else has_nvidia_card()
     if args.json:
         import json
 
         print(json.dumps(answer))
     else:
+        import time
+
         from llmgw.cli.inventory_view import inventory_lines
         from llmgw.cli.screen import look
 
-        screen = look(args.color)
-        sys.stdout.write("\n".join(inventory_lines(answer, has_card=has_card, colour=screen.colour)) + "\n")
+        lines = inventory_lines(answer, has_card=has_card, now=time.time(), colour=look(args.color).colour)
+        sys.stdout.write("\n".join(lines) + "\n")
     for text in warnings(answer, has_card=has_card):
         print(f"warning: {text}", file=sys.stderr)
-    return FAILED if is_failure(answer, has_card=has_card) else DONE
+    return FAILED if complaints.told or is_failure(answer, has_card=has_card) else DONE
+
+
+class Complaints:
+    """What is wrong with what the command was given: told on stderr, and the rest is looked at all the same."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def __call__(self, error: CommandError) -> None:
+        from llmgw.cli.errors import error_text
+        from llmgw.domain.display import neutralise
+
+        self.told = True
+        hint = neutralise(error.hint) if error.hint else None
+        print(error_text(neutralise(error.message), hint), file=sys.stderr)
 
 
 def is_without_card(answer: Mapping[str, Any], *, has_card: bool) -> bool:
@@ -101,38 +125,75 @@ def warnings(answer: Mapping[str, Any], *, has_card: bool) -> list[str]:
 
 
 def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The running llmgw's inventory; None where none answers, unless one was named by --socket."""
+    """The running llmgw's inventory; None where none answers."""
     from llmgw.cli.asking import Asker
     from llmgw.control.client import ClientError
 
     try:
-        return Asker.of(args).get("/v1/inventory", timeout=PATIENCE)
-    except ClientError:
+        answer = Asker.of(args).get("/v1/inventory", timeout=ANSWER)
+    except ClientError as error:
         if args.socket:
-            raise
+            # Somebody meant a certain one.
+            print(f"warning: {error.message}; this is a look without it", file=sys.stderr)
         return None
+    if not isinstance(answer.get("gpu"), dict) or not isinstance(answer.get("fabric"), dict):
+        print("warning: the running llmgw tells no inventory as this one knows it; look without it", file=sys.stderr)
+        return None
+    return answer
 
 
-def from_host(args: argparse.Namespace) -> dict[str, Any]:
+def from_host(args: argparse.Namespace, complain: Complaints) -> dict[str, Any]:
     """A look at this host, with what the configuration says about it, if there is one."""
-    facts = look_here(args.config, notify=lambda text: print(f"warning: {text}", file=sys.stderr))
+    from llmgw.cli.errors import CommandError
+
+    def notify(text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr)
+
+    try:
+        facts = look_here(args.config, notify)
+    except CommandError as error:
+        complain(error)
+        facts = look_without_configuration(notify)
     return as_json(facts)
 
 
-def from_files(args: argparse.Namespace) -> dict[str, Any]:
+def from_files(args: argparse.Namespace, complain: Complaints) -> dict[str, Any]:
     """A look at what the options name and at nothing else."""
+    import os
     import socket
 
+    from llmgw.cli.errors import CommandError
     from llmgw.supervisor.node_look import NodeSettings, Sources
+    from llmgw.supervisor.ownership import Records
 
+    addresses: Mapping[str, Sequence[str]] = {}
+    meminfo = None
+    try:
+        if args.addresses is not None:
+            addresses = read_addresses(args.addresses)
+    except CommandError as error:
+        complain(error)
+    try:
+        if args.meminfo is not None:
+            meminfo = read_text(args.meminfo)
+    except CommandError as error:
+        complain(error)
+        # Unknown, and not that of this host.
+        meminfo = ""
+    if args.sysfs is not None and not os.path.isdir(args.sysfs):
+        print(f"warning: no adapters are read from {args.sysfs}: it is no folder", file=sys.stderr)
     sources = Sources(
-        nvidia_smi=args.nvidia_smi,
+        # The option names a file: what PATH would find is something else.
+        nvidia_smi=os.path.abspath(args.nvidia_smi) if args.nvidia_smi is not None else None,
         sysfs=args.sysfs,
-        addresses=read_addresses(args.addresses) if args.addresses is not None else {},
-        meminfo=read_text(args.meminfo) if args.meminfo is not None else None,
+        addresses=addresses,
+        meminfo=meminfo,
         is_this_host=False,
     )
-    return as_json(look_at(sources, NodeSettings(socket.gethostname()), PATIENCE, None))
+    answer = as_json(look_at(sources, NodeSettings(socket.gethostname()), PATIENCE, Records()))
+    if args.nvidia_smi is None:
+        answer["gpu"]["detail"] = "no --nvidia-smi was given"
+    return answer
 
 
 def as_json(facts: NodeFacts) -> dict[str, Any]:
@@ -141,37 +202,58 @@ def as_json(facts: NodeFacts) -> dict[str, Any]:
     return node_json(facts.node, source="local", availability=facts.availability)
 
 
-def look_here(config: str | None, notify: Any = lambda text: None) -> NodeFacts:
-    """This host as it is now; never raises for what it finds. `notify` gets what is wrong with the configuration."""
-    import os
-    import socket
+def look_here(config: str | None, notify: Callable[[str], None] = lambda text: None) -> NodeFacts:
+    """This host as it is now, with what the configuration says about it. `notify` gets what is wrong with that.
 
+    Raises CommandError for a configuration that was named and cannot be read, and never for what it finds.
+    """
     from llmgw.cli.config_file import config_path
     from llmgw.cli.errors import CommandError
     from llmgw.config.load import load
-    from llmgw.domain.directories import state_directory
     from llmgw.supervisor.node_look import NodeSettings, Sources
+    from llmgw.supervisor.ownership import records_in
 
-    settings, timeout = NodeSettings(socket.gethostname()), PATIENCE
-    state_dir = state_directory(os.environ, os.getuid(), os.path.expanduser("~"))
     try:
         parsed = load(config_path(config), offline=True, running=False)
     except CommandError:
-        parsed = None
         if config is not None:
             raise
-    if parsed is not None and parsed.config is None:
+        return look_without_configuration(notify)
+    if parsed.config is None:
         notify("the configuration has errors (llmgw check shows them), so it is left out of this")
-    elif parsed is not None and parsed.config is not None:
-        node = parsed.config.node
-        settings = NodeSettings(node.name, node.fabric, node.island, node.address)
-        timeout = node.discovery_timeout
-        state_dir = parsed.config.supervisor.state_dir
-    return look_at(Sources.of_this_host(), settings, timeout, state_dir)
+        return look_without_configuration(notify)
+    node = parsed.config.node
+    settings = NodeSettings(node.name, node.fabric, node.island, node.address, node.gpus)
+    records = records_in(parsed.config.supervisor.state_dir)
+    told_of(records, parsed.config.supervisor.state_dir, notify)
+    return look_at(Sources.of_this_host(), settings, node.discovery_timeout, records)
 
 
-def look_at(sources: Sources, settings: NodeSettings, timeout: float, state_dir: str | None) -> NodeFacts:
-    """One look. Processes are told ours by the records in `state_dir`, None for nobody's."""
+def look_without_configuration(notify: Callable[[str], None]) -> NodeFacts:
+    """This host as it is now, with the records in the usual place."""
+    import os
+    import socket
+
+    from llmgw.domain.directories import state_directory
+    from llmgw.supervisor.node_look import NodeSettings, Sources
+    from llmgw.supervisor.ownership import records_in
+
+    state_dir = state_directory(os.environ, os.getuid(), os.path.expanduser("~"))
+    records = records_in(state_dir)
+    told_of(records, state_dir, notify)
+    return look_at(Sources.of_this_host(), NodeSettings(socket.gethostname()), PATIENCE, records)
+
+
+def told_of(records: Records, state_dir: str, notify: Callable[[str], None]) -> None:
+    if not records.complete:
+        notify(
+            f"not all process records in {state_dir} can be read, so a process on a GPU may be an engine of llmgw "
+            "that is not known as one; ask as the user that runs llmgw, or as root"
+        )
+
+
+def look_at(sources: Sources, settings: NodeSettings, timeout: float, records: Records) -> NodeFacts:
+    """One look; `timeout` in seconds is for questions about GPUs. Processes are told ours by `records`."""
     import time
     from functools import partial
 
@@ -179,17 +261,10 @@ def look_at(sources: Sources, settings: NodeSettings, timeout: float, state_dir:
 
     from llmgw.supervisor.children import Children
     from llmgw.supervisor.node_look import look_at_node
-    from llmgw.supervisor.records import RecordStore
-    from llmgw.supervisor.tools import run_tool
+    from llmgw.supervisor.tools import SoleTool
 
-    def records() -> Sequence[Any]:
-        try:
-            return RecordStore(state_dir).read_all() if state_dir is not None else ()
-        except OSError:
-            return ()
-
-    tool = partial(run_tool, Children())
-    looking = partial(look_at_node, tool, sources, settings, timeout=timeout, now=time.time, records=records)
+    tool = SoleTool(Children()).run
+    looking = partial(look_at_node, tool, sources, settings, timeout=timeout, now=time.time, records=lambda: records)
     return trio.run(looking)
 
 
@@ -236,6 +311,7 @@ def read_addresses(path: str) -> dict[str, list[str]]:
 def show_islands(args: argparse.Namespace) -> int:
     from llmgw.cli.saved_inventories import saved_nodes
     from llmgw.discovery.islands import islands, named_islands
+    from llmgw.domain.display import neutralise
 
     nodes = [(node.node, node.fabric) for node in saved_nodes(args.files)]
     if args.json:
@@ -246,5 +322,6 @@ def show_islands(args: argparse.Namespace) -> int:
     from llmgw.cli.table import plain_lines
 
     rows = [(island.name, str(len(island.nodes)), ", ".join(island.nodes)) for island in named_islands(nodes)]
-    sys.stdout.write("\n".join(plain_lines(("ISLAND", "NODES", "NAMES"), rows)) + "\n")
+    lines = plain_lines(("ISLAND", "NODES", "NAMES"), rows)
+    sys.stdout.write("\n".join(neutralise(line) for line in lines) + "\n")
     return DONE

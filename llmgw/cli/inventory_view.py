@@ -25,7 +25,9 @@ def inventory_lines(
     text = [heading(answer, has_card=has_card, now=now)]
     stale = gpu.get("stale")
     if stale is not None:
-        text.append(f"stale: nvidia-smi fails ({stale['detail'] or stale['error_kind']}); nothing new is placed")
+        age = f" for {duration(max(0.0, now - stale['since']))}" if now is not None else ""
+        why = stale["detail"] or stale["error_kind"]
+        text.append(f"stale: nvidia-smi has failed{age} ({why}): these are older facts, nothing new is placed")
     elif gpu["status"] != "ok":
         word = "no GPU" if gpu["error_kind"] in NOTHING_THERE and not has_card else gpu["status"]
         text.append(f"{word}: {gpu['detail'] or gpu['error_kind'] or 'a GPU is missing'}")
@@ -70,14 +72,14 @@ def gpu_rows(gpu: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for rest, indexes in groups:
         yield (gpu_ranges(indexes), *rest)
     for slice_ in gpu["mig_instances"]:
-        known = gpu.get("mig_assignable", {}).get(slice_["uuid"], {})
+        known = gpu["mig_assignable"].get(slice_["uuid"], {})
         yield (
             f"{slice_['parent_index']}:{slice_['device']}",
             slice_["class"],
             "-",
             gibibytes(slice_["memory_total_mib"]),
             "-",
-            "-",
+            ", ".join(holder_texts(known.get("holders", ()))) or "-",
             ", ".join(part for part in (slice_["uuid"], known.get("why_not")) if part),
         )
 
@@ -88,25 +90,20 @@ def gpu_row(card: Mapping[str, Any]) -> tuple[str, ...]:
         card["compute_cap"] or "-",
         gibibytes(card["memory_total_mib"]) + (" shared with the host" if card["unified_memory"] else ""),
         gibibytes(card.get("memory_free_mib")),
-        ", ".join(holder_texts(card)) or "-",
+        ", ".join(holder_texts(card["holders"])) or "-",
         card.get("why_not") or ", ".join(flag for flag in card["health_flags"] if flag != "memory_in_use") or "-",
     )
 
 
-def holder_texts(card: Mapping[str, Any]) -> Iterator[str]:
-    """Our shards by name, strangers by pid, command and user."""
-    shards: dict[str, int] = {}
-    for holder in card.get("holders") or [
-        {"pid": pid, "memory_mib": memory, "user": None, "command": None, "shard": None}
-        for pid, memory in card["processes"]
-    ]:
-        if holder["shard"] is not None:
-            shards[holder["shard"]] = shards.get(holder["shard"], 0) + (holder["memory_mib"] or 0)
-            continue
-        details = ", ".join(str(part) for part in (holder["command"], holder["user"]) if part)
-        size = f" {gibibytes(holder['memory_mib'])}" if holder["memory_mib"] is not None else ""
-        yield f"pid {holder['pid']}{size}" + (f" ({details}), not ours" if details else ", not ours")
-    yield from shards
+def holder_texts(holders: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Our shards by name, others by pid, memory, command and user."""
+    yield from dict.fromkeys(holder["shard"] for holder in holders if holder["shard"] is not None)
+    for holder in holders:
+        if holder["shard"] is None:
+            size = f" {gibibytes(holder['memory_mib'])}" if holder["memory_mib"] is not None else ""
+            details = [str(part) for part in (holder["command"], holder["user"]) if part]
+            whose = "not ours" if holder["ours"] is False else "whose it is cannot be told"
+            yield f"pid {holder['pid']}{size}" + (f" ({', '.join(details)})" if details else "") + f", {whose}"
 
 
 def fabric_rows(fabric: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 from attrs import evolve
 
 from llmgw.discovery.gpus import BUSY_MIB
+from llmgw.discovery.pins import find_gpu
 from llmgw.domain.hardware import Availability, Gpu, GpuFlag, GpuHolder, GpuProcess, Hindrance, Inventory, MigInstance
 
 UNHEALTHY: Mapping[GpuFlag, str] = {
@@ -18,6 +20,8 @@ UNHEALTHY: Mapping[GpuFlag, str] = {
 }
 """Signs of a card that nothing new goes to, as a few words; `memory_in_use` and MIG mode are no faults."""
 
+NOT_ALLOWED = "not in [node] gpus"
+
 
 def availability(
     inventory: Inventory,
@@ -25,22 +29,45 @@ def availability(
     *,
     quarantined: Mapping[str, str] | None = None,
     accepted: Mapping[str, Collection[int]] | None = None,
+    engines: Mapping[str, Sequence[GpuHolder]] | None = None,
+    allowed: Literal["all"] | tuple[int | str, ...] = "all",
 ) -> Mapping[str, Availability]:
     """By UUID, for every card and every MIG slice of the inventory.
 
     `processes` tells what is known about the pids on the GPUs: one that is missing is a stranger whom nobody can see.
     `quarantined` are cards whose memory has not come back after an engine's end, each with the reason in words.
-    `accepted` are pids by UUID that an operator has declared to be in nobody's way.
+    `accepted` are pids by UUID that an operator has declared to be in nobody's way. `engines` are those of ours that
+    live, by the UUIDs that they were given: nvidia-smi does not list one that has just begun to load, and in many
+    containers it lists none. `allowed` is `[node] gpus`: the other cards are left to other programs.
     """
+    usable = allowed_uuids(inventory, allowed)
     found = {}
     for gpu in inventory.gpus:
         if gpu.uuid:
-            holders = _holders(gpu.processes, processes)
+            holders = _holders(gpu.processes, processes, (engines or {}).get(gpu.uuid, ()))
             text = (quarantined or {}).get(gpu.uuid)
-            found[gpu.uuid] = _of_card(gpu, inventory, holders, text, (accepted or {}).get(gpu.uuid, ()))
+            pids = (accepted or {}).get(gpu.uuid, ())
+            found[gpu.uuid] = _of_card(gpu, inventory, holders, text, pids, _is_allowed(gpu.uuid, usable))
     for instance in inventory.mig_instances:
-        found[instance.uuid] = _of_slice(instance, inventory, (quarantined or {}).get(instance.uuid))
+        uuid = instance.uuid
+        holders = tuple((engines or {}).get(uuid, ()))
+        found[uuid] = _of_slice(instance, inventory, holders, (quarantined or {}).get(uuid), _is_allowed(uuid, usable))
     return found
+
+
+def allowed_uuids(inventory: Inventory, allowed: Literal["all"] | tuple[int | str, ...]) -> frozenset[str] | None:
+    """The cards that `[node] gpus` names, with their slices, and the slices that it names; None: everything."""
+    if allowed == "all":
+        return None
+    uuids = set()
+    for entry in allowed:
+        found = find_gpu(entry, inventory)
+        if isinstance(found, Gpu):
+            uuids.add(found.uuid)
+            uuids |= {slice_.uuid for slice_ in inventory.mig_instances if slice_.parent_index == found.index}
+        elif isinstance(found, MigInstance):
+            uuids.add(found.uuid)
+    return frozenset(uuids)
 
 
 def unhealthy(gpu: Gpu) -> str | None:
@@ -52,29 +79,47 @@ def unhealthy(gpu: Gpu) -> str | None:
 
 
 def _of_card(
-    gpu: Gpu, inventory: Inventory, holders: tuple[GpuHolder, ...], quarantine: str | None, accepted: Collection[int]
+    gpu: Gpu,
+    inventory: Inventory,
+    holders: tuple[GpuHolder, ...],
+    quarantine: str | None,
+    accepted: Collection[int],
+    not_allowed: str | None,
 ) -> Availability:
     why_not, kind = _first(
         (_not_current(inventory), Hindrance.UNKNOWN),
         (unhealthy(gpu), Hindrance.UNHEALTHY),
         ("in MIG mode" if gpu.mig_enabled else None, Hindrance.MIG_MODE),
+        ("whether it is in MIG mode is not known" if gpu.mig_enabled is None else None, Hindrance.UNKNOWN),
+        (not_allowed, Hindrance.NOT_ALLOWED),
         (quarantine, Hindrance.QUARANTINED),
         _held(gpu, inventory, holders, accepted),
     )
     return Availability(gpu.uuid, why_not, _free(gpu), holders, kind)
 
 
-def _of_slice(instance: MigInstance, inventory: Inventory, quarantine: str | None) -> Availability:
+def _of_slice(
+    instance: MigInstance,
+    inventory: Inventory,
+    holders: tuple[GpuHolder, ...],
+    quarantine: str | None,
+    not_allowed: str | None,
+) -> Availability:
     parent = inventory.gpu(instance.parent_index)
     why_not, kind = _first(
         (_not_current(inventory), Hindrance.UNKNOWN),
         ("its card is not known" if parent is None else None, Hindrance.UNKNOWN),
         (unhealthy(parent) if parent is not None else None, Hindrance.UNHEALTHY),
+        (not_allowed, Hindrance.NOT_ALLOWED),
         (quarantine, Hindrance.QUARANTINED),
     )
     # Processes of a slice are told for the whole card, so nobody can say whose slice they are on: an engine of ours
     # is kept apart by its assignment, and how much of the slice is free stays unknown.
-    return Availability(instance.uuid, why_not, None, (), kind)
+    return Availability(instance.uuid, why_not, None, holders, kind)
+
+
+def _is_allowed(uuid: str, usable: frozenset[str] | None) -> str | None:
+    return None if usable is None or uuid in usable else NOT_ALLOWED
 
 
 def _first(*reasons: tuple[str | None, Hindrance]) -> tuple[str | None, Hindrance | None]:
@@ -85,8 +130,12 @@ def _not_current(inventory: Inventory) -> str | None:
     return None if inventory.is_current else "not known: nvidia-smi failed"
 
 
-def _holders(rows: Sequence[GpuProcess], known: Mapping[int, GpuHolder]) -> tuple[GpuHolder, ...]:
-    return tuple(evolve(known.get(row.pid, GpuHolder(row.pid, None)), memory=row.memory) for row in rows)
+def _holders(
+    rows: Sequence[GpuProcess], known: Mapping[int, GpuHolder], engines: Sequence[GpuHolder]
+) -> tuple[GpuHolder, ...]:
+    listed = [evolve(known.get(row.pid, GpuHolder(row.pid, None)), memory=row.memory) for row in rows]
+    shards = {holder.shard for holder in listed}
+    return (*listed, *(engine for engine in engines if engine.shard not in shards))
 
 
 def _held(

@@ -7,7 +7,9 @@ what is named here, so that two inventories can be compared key by key; whatever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from llmgw.domain.fabric import Fabric, FabricInventory, FabricPort, PortKind
@@ -15,6 +17,7 @@ from llmgw.domain.hardware import (
     Availability,
     Gpu,
     GpuFlag,
+    GpuHolder,
     GpuProcess,
     HostHardware,
     Inventory,
@@ -37,6 +40,18 @@ NOT_WHOLE = frozenset({GpuFlag.MIG_ENABLED, GpuFlag.LOST, GpuFlag.REQUIRES_RESET
 """A card with one of these is never given out as a whole, whatever uses it."""
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+NUMBER_MAX = 1 << 63
+"""Larger numbers are no sizes, times or pids; an unlimited lock limit may be as large as this."""
+
+KINDS: Mapping[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+_CAPABILITY = re.compile(r"(\d{1,3})\.(\d{1,3})", re.ASCII)
+_PAIR = re.compile(r"(\d{1,4})-(\d{1,4})", re.ASCII)
+_INDEX = re.compile(r"\d{1,4}", re.ASCII)
+_PKEY = re.compile(r"0x[0-9a-fA-F]{1,4}", re.ASCII)
+_PORT = re.compile(r"[^:,=^]{1,64}:\d{1,3}", re.ASCII)
 
 
 def node_json(
@@ -86,6 +101,8 @@ def fabric_json(fabric: FabricInventory) -> dict[str, Any]:
         "multi_node": preferred is not None,
         # What tells fabrics of different nodes apart, in the order of `fabrics`.
         "identities": [_identity(one) for one in fabric.fabrics],
+        # What else is known about each port, in the order of `ports`.
+        "port_details": [{"network": port.network, "pkeys": list(port.pkeys)} for port in fabric.ports],
     }
 
 
@@ -112,166 +129,274 @@ def host_json(host: HostHardware, gpu: Inventory, address: str | None, interface
 
 
 def read_node(answer: object) -> NodeInventory:
-    """The inventory that `node_json` printed. Raises ValueError, with the place in its text, for anything else."""
-    if not isinstance(answer, Mapping) or answer.get("api") != API:
+    """The inventory that `node_json` printed. Raises ValueError, with the key in its text, for anything else.
+
+    Keys that are not among those of `node_json` are passed over; of the further ones beside the fixed keys, any may be
+    missing.
+    """
+    found = _Table(answer, "")
+    if found.optional("api", int) != API:
         raise ValueError(f'not an inventory: an object with "api": {API} is expected')
-    for key, kind in (("node", str), ("gpu", Mapping)):
-        if not isinstance(answer.get(key), kind):
-            raise ValueError(f"not an inventory: it has no {key!r}")  # noqa: TRY004
-    fabric, host = answer.get("fabric") or {}, answer.get("host") or {}
+    host = found.table("host", needed=False)
     return NodeInventory(
-        node=answer["node"],
-        gpu=_reading("gpu", _read_gpus, answer["gpu"]),
-        fabric=_reading("fabric", _read_fabric, fabric),
-        host=_reading("host", _read_host, host),
-        address=_reading("host", lambda found: _optional(found, "address", str), host),
-        interface=_reading("host", lambda found: _optional(found, "interface", str), host),
+        node=found.needed("node", str),
+        gpu=_read_gpus(found.table("gpu")),
+        fabric=_read_fabric(found.table("fabric", needed=False)),
+        host=_read_host(host),
+        address=host.optional("address", str),
+        interface=host.optional("interface", str),
     )
 
 
-def _reading(place: str, read: Callable[[Mapping[str, Any]], T], found: Any) -> T:
-    try:
-        return read(found)
-    except KeyError as error:
-        raise ValueError(f"not an inventory: {place} has no {error}") from error
-    except (TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"not an inventory: {place}: {error}") from error
+def read_holders(answer: object) -> Mapping[int, GpuHolder]:
+    """What the same object tells about the processes on the GPUs, by pid. Raises ValueError likewise."""
+    found = {}
+    for gpu in _Table(answer, "").table("gpu").tables("gpus"):
+        for entry in gpu.tables("holders"):
+            holder = GpuHolder(
+                pid=entry.needed("pid", int),
+                memory=entry.optional("memory_mib", int),
+                user=entry.optional("user", str),
+                command=entry.optional("command", str),
+                shard=entry.optional("shard", str),
+                is_unknown=not entry.is_set("ours"),
+            )
+            found[holder.pid] = holder
+    return found
 
 
-def _typed(value: Any, kind: type[T], name: str) -> T:
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {str(value)[:40]!r}, not {kind.__name__}")
-    return value
+class _Table:
+    """An object of the file with the place that it stands at, so that whatever is wrong in it is told with its key."""
+
+    def __init__(self, found: object, place: str) -> None:
+        if not isinstance(found, Mapping):
+            raise ValueError(f"not an inventory: {place or 'it'} is no object")  # noqa: TRY004
+        self._found = found
+        self._place = f"{place}." if place else ""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._found
+
+    def wrong(self, name: str, why: str) -> ValueError:
+        return ValueError(f"not an inventory: {self._place}{name} {why}")
+
+    def optional(self, name: str, kind: type[T]) -> T | None:
+        value = self._found.get(name)
+        if value is None:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        # JSON has no bounds, but what counts with these has.
+        if type(value) is not kind or (isinstance(value, int | float) and not -NUMBER_MAX <= value <= NUMBER_MAX):
+            raise self.wrong(name, f"is {str(value)[:40]!r}, not {KINDS[kind]}")
+        return value
+
+    def needed(self, name: str, kind: type[T]) -> T:
+        value = self.optional(name, kind)
+        if value is None:
+            raise self.wrong(name, "is missing")
+        return value
+
+    def is_set(self, name: str) -> bool:
+        return self._found.get(name) is not None
+
+    def switch(self, name: str, default: bool) -> bool:
+        value = self.optional(name, bool)
+        return default if value is None else value
+
+    def one_of(self, name: str, kinds: type[E]) -> E:
+        text = self.needed(name, str)
+        if text not in list(kinds):
+            raise self.wrong(name, f"is {text[:40]!r}, not one of {', '.join(kinds)}")
+        return kinds(text)
+
+    def entries(self, name: str) -> Sequence[Any]:
+        value = self._found.get(name, ())
+        if not isinstance(value, list | tuple):
+            raise self.wrong(name, "is no list")
+        return value
+
+    def texts(self, name: str, form: re.Pattern[str] | None = None) -> tuple[str, ...]:
+        values = self.entries(name)
+        for value in values:
+            if not isinstance(value, str) or (form is not None and not form.fullmatch(value)):
+                raise self.wrong(name, f"holds {str(value)[:40]!r}")
+        return tuple(values)
+
+    def table(self, name: str, *, needed: bool = True) -> _Table:
+        value = self._found.get(name)
+        if value is None:
+            if needed:
+                raise self.wrong(name, "is missing")
+            value = {}
+        return _Table(value, self._place + name)
+
+    def tables(self, name: str) -> Sequence[_Table]:
+        return [_Table(value, f"{self._place}{name}[{n}]") for n, value in enumerate(self.entries(name))]
+
+    def items(self, name: str) -> Iterator[tuple[str, str]]:
+        """The entries of an object of texts."""
+        table = self.table(name, needed=False)
+        for key in table._found:
+            yield str(key), table.needed(key, str)
 
 
-def _optional(entry: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
-    value = entry.get(name)
-    return None if value is None else _typed(value, kind, name)
-
-
-def _texts(values: Any, name: str) -> tuple[str, ...]:
-    return tuple(_typed(value, str, name) for value in values)
-
-
-def _read_gpus(gpu: Mapping[str, Any]) -> Inventory:
-    error, stale = _optional(gpu, "error_kind", str), gpu.get("stale")
+def _read_gpus(gpu: _Table) -> Inventory:
+    status = gpu.one_of("status", InventoryStatus)
+    failed = gpu.optional("error_kind", str) is not None
+    if (status is InventoryStatus.ERROR) != failed:
+        raise gpu.wrong("error_kind", f"does not go with status {status.value!r}")
+    stale = gpu.table("stale", needed=False)
+    topology = _read_topology(gpu, "topology", "nvidia-smi")
     return Inventory(
-        status=InventoryStatus(gpu["status"]),
-        gpus=tuple(_read_gpu(entry) for entry in gpu["gpus"]),
-        error=InventoryError(error) if error is not None else None,
-        detail=_optional(gpu, "detail", str),
-        driver_version=_optional(gpu, "driver_version", str),
-        read_at=_optional(gpu, "read_at", float),
-        lost=tuple(
-            LostGpu(_optional(entry, "index", int), _typed(entry["bus_id"], str, "bus_id")) for entry in gpu["lost"]
-        ),
-        processes_known=_typed(gpu.get("processes_known", True), bool, "processes_known"),
-        mig_instances=tuple(_read_slice(entry) for entry in gpu.get("mig_instances", ())),
-        topology=_read_topology(gpu.get("topology"), "nvidia-smi") or _read_topology(gpu.get("nearness"), "sysfs"),
-        other_gpus=tuple(_read_other(entry) for entry in gpu.get("other_gpus", ())),
+        status=status,
+        gpus=tuple(_read_gpu(entry) for entry in gpu.tables("gpus")),
+        error=gpu.one_of("error_kind", InventoryError) if failed else None,
+        detail=gpu.optional("detail", str),
+        driver_version=gpu.optional("driver_version", str),
+        read_at=gpu.optional("read_at", float),
+        lost=tuple(LostGpu(entry.optional("index", int), entry.needed("bus_id", str)) for entry in gpu.tables("lost")),
+        processes_known=gpu.switch("processes_known", True),
+        mig_instances=tuple(_read_slice(entry) for entry in gpu.tables("mig_instances")),
+        topology=topology if topology is not None else _read_topology(gpu, "nearness", "sysfs"),
+        other_gpus=tuple(_read_other(entry) for entry in gpu.tables("other_gpus")),
         stale=None
-        if stale is None
+        if stale.is_empty
         else Stale(
-            InventoryError(stale["error_kind"]), _optional(stale, "detail", str), _typed(stale["since"], float, "since")
+            stale.one_of("error_kind", InventoryError), stale.optional("detail", str), stale.needed("since", float)
         ),
     )
 
 
-def _read_gpu(entry: Mapping[str, Any]) -> Gpu:
+def _read_gpu(entry: _Table) -> Gpu:
     def number(name: str) -> int | None:
-        return _optional(entry, name, int)
+        return entry.optional(name, int)
 
-    capability = _optional(entry, "compute_cap", str)
-    major, _, minor = capability.partition(".") if capability is not None else ("", "", "")
+    flags = entry.texts("health_flags")
+    for flag in flags:
+        if flag not in list(GpuFlag):
+            raise entry.wrong("health_flags", f"holds {flag[:40]!r}")
     return Gpu(
-        index=_typed(entry["index"], int, "index"),
-        uuid=_typed(entry["uuid"], str, "uuid"),
-        bus_id=_typed(entry["bus_id"], str, "bus_id"),
-        name=_typed(entry["name"], str, "name"),
+        index=entry.needed("index", int),
+        uuid=entry.needed("uuid", str),
+        bus_id=entry.needed("bus_id", str),
+        name=entry.needed("name", str),
         memory_total=number("memory_total_mib"),
         memory_used=number("memory_used_mib"),
         memory_free=number("memory_free_mib"),
-        compute_capability=(int(major), int(minor)) if capability is not None else None,
-        processes=tuple(
-            GpuProcess(_typed(pid, int, "pid"), None if memory is None else _typed(memory, int, "memory"))
-            for pid, memory in entry["processes"]
-        ),
+        compute_capability=_read_capability(entry),
+        processes=tuple(_read_processes(entry)),
         memory_reserved=number("memory_reserved_mib"),
-        gpu_class=_optional(entry, "class", str),
-        unified_memory=_typed(entry["unified_memory"], bool, "unified_memory"),
-        ecc_enabled=_optional(entry, "ecc_enabled", bool),
-        mig_enabled=_optional(entry, "mig_enabled", bool),
+        gpu_class=entry.optional("class", str),
+        unified_memory=entry.needed("unified_memory", bool),
+        ecc_enabled=entry.optional("ecc_enabled", bool),
+        mig_enabled=entry.optional("mig_enabled", bool),
         uncorrected_ecc=number("uncorrected_ecc_volatile"),
-        flags=tuple(GpuFlag(flag) for flag in entry["health_flags"]),
-        virtual=_typed(entry.get("virtual", False), bool, "virtual"),
-        persistence_mode=_optional(entry, "persistence_mode", bool),
-        recovery_action=_optional(entry, "recovery_action", str),
+        flags=tuple(flag for flag in GpuFlag if flag in flags),
+        virtual=entry.switch("virtual", False),
+        persistence_mode=entry.optional("persistence_mode", bool),
+        recovery_action=entry.optional("recovery_action", str),
         temperature=number("temperature_c"),
-        power=_optional(entry, "power_w", float),
-        power_limit=_optional(entry, "power_limit_w", float),
+        power=entry.optional("power_w", float),
+        power_limit=entry.optional("power_limit_w", float),
     )
 
 
-def _read_slice(entry: Mapping[str, Any]) -> MigInstance:
+def _read_capability(entry: _Table) -> tuple[int, int] | None:
+    text = entry.optional("compute_cap", str)
+    if text is None:
+        return None
+    match = _CAPABILITY.fullmatch(text)
+    if match is None:
+        raise entry.wrong("compute_cap", f"is {text[:40]!r}, not like '9.0'")
+    return int(match[1]), int(match[2])
+
+
+def _read_processes(entry: _Table) -> Iterator[GpuProcess]:
+    for row in entry.entries("processes"):
+        if not (
+            isinstance(row, list | tuple)
+            and len(row) == 2
+            and type(row[0]) is int
+            and (row[1] is None or type(row[1]) is int)
+            and all(cell is None or 0 <= cell <= NUMBER_MAX for cell in row)
+        ):
+            raise entry.wrong("processes", f"holds {str(row)[:40]!r}, not [pid, MiB or null]")
+        yield GpuProcess(*row)
+
+
+def _read_slice(entry: _Table) -> MigInstance:
     return MigInstance(
-        parent_index=_typed(entry["parent_index"], int, "parent_index"),
-        device=_typed(entry["device"], int, "device"),
-        uuid=_typed(entry["uuid"], str, "uuid"),
-        profile=_typed(entry["profile"], str, "profile"),
-        gpu_class=_typed(entry["class"], str, "class"),
-        memory_total=_optional(entry, "memory_total_mib", int),
+        parent_index=entry.needed("parent_index", int),
+        device=entry.needed("device", int),
+        uuid=entry.needed("uuid", str),
+        profile=entry.needed("profile", str),
+        gpu_class=entry.needed("class", str),
+        memory_total=entry.optional("memory_total_mib", int),
     )
 
 
-def _read_topology(found: Mapping[str, Any] | None, source: str) -> Topology | None:
-    if found is None:
+def _read_topology(gpu: _Table, name: str, source: str) -> Topology | None:
+    found = gpu.table(name, needed=False)
+    if found.is_empty:
         return None
     links = {}
-    for name, link in found.get("links", {}).items():
-        a, _, b = name.partition("-")
-        links[int(a), int(b)] = _typed(link, str, "links")
-    nearest = {int(index): _typed(name, str, "nearest_nic") for index, name in found["nearest_nic"].items()}
+    for pair, link in found.items("links"):
+        match = _PAIR.fullmatch(pair)
+        if match is None:
+            raise found.wrong("links", f"holds {pair[:40]!r}, not like '0-1'")
+        links[int(match[1]), int(match[2])] = link
+    nearest = {}
+    for index, adapter in found.items("nearest_nic"):
+        if not _INDEX.fullmatch(index):
+            raise found.wrong("nearest_nic", f"holds {index[:40]!r}, not a GPU's index")
+        nearest[int(index)] = adapter
     return Topology(links, nearest, source)
 
 
-def _read_other(entry: Mapping[str, Any]) -> OtherGpu:
+def _read_other(entry: _Table) -> OtherGpu:
     return OtherGpu(
-        vendor=_typed(entry["vendor"], str, "vendor"),
-        index=_typed(entry["index"], int, "index"),
-        name=_typed(entry["name"], str, "name"),
-        bus_id=_typed(entry["bus_id"], str, "bus_id"),
-        memory_total=_optional(entry, "memory_total_mib", int),
-        memory_used=_optional(entry, "memory_used_mib", int),
-        architecture=_optional(entry, "architecture", str),
+        vendor=entry.needed("vendor", str),
+        index=entry.needed("index", int),
+        name=entry.needed("name", str),
+        bus_id=entry.needed("bus_id", str),
+        memory_total=entry.optional("memory_total_mib", int),
+        memory_used=entry.optional("memory_used_mib", int),
+        architecture=entry.optional("architecture", str),
     )
 
 
-def _read_fabric(fabric: Mapping[str, Any]) -> FabricInventory:
-    fabrics = list(fabric.get("fabrics", ()))
-    identities = list(fabric.get("identities", ())) or [{}] * len(fabrics)
+def _read_fabric(fabric: _Table) -> FabricInventory:
+    ports, details = fabric.tables("ports"), fabric.tables("port_details")
+    fabrics, identities = fabric.tables("fabrics"), fabric.tables("identities")
+    nothing = _Table({}, "")
+    # Lists beside others that do not match them belong to what stood there before somebody edited it.
+    if len(details) != len(ports):
+        details = [nothing] * len(ports)
+    if len(identities) != len(fabrics):
+        identities = [nothing] * len(fabrics)
     return FabricInventory(
-        ports=tuple(_read_port(entry) for entry in fabric.get("ports", ())),
-        fabrics=tuple(_read_one_fabric(one, more) for one, more in zip(fabrics, identities, strict=True)),
-        unreadable_devices=_texts(fabric.get("unreadable_devices", ()), "unreadable_devices"),
+        ports=tuple(_read_port(entry, more) for entry, more in zip(ports, details, strict=True)),
+        fabrics=tuple(_read_one_fabric(entry, more) for entry, more in zip(fabrics, identities, strict=True)),
+        unreadable_devices=fabric.texts("unreadable_devices"),
     )
 
 
-def _read_port(entry: Mapping[str, Any]) -> FabricPort:
+def _read_port(entry: _Table, more: _Table) -> FabricPort:
     def text(name: str) -> str | None:
-        return _optional(entry, name, str)
+        return entry.optional(name, str)
 
     def number(name: str) -> int | None:
-        return _optional(entry, name, int)
+        return entry.optional(name, int)
 
     return FabricPort(
-        device=_typed(entry["device"], str, "device"),
-        port=_typed(entry["port"], int, "port"),
-        kind=PortKind(entry["kind"]),
+        device=entry.needed("device", str),
+        port=entry.needed("port", int),
+        kind=entry.one_of("kind", PortKind),
         state=text("state"),
-        rate_gbps=_optional(entry, "rate_gbps", float),
-        usable=_typed(entry["usable"], bool, "usable"),
+        rate_gbps=entry.optional("rate_gbps", float),
+        usable=entry.needed("usable", bool),
         reason=text("reason"),
         subnet_prefix=text("subnet_prefix"),
         sm_lid=number("sm_lid"),
@@ -279,32 +404,34 @@ def _read_port(entry: Mapping[str, Any]) -> FabricPort:
         ipv4=text("ipv4"),
         ipv6=text("ipv6"),
         gid_index=number("gid_index_roce_v2"),
+        network=more.optional("network", str),
         netdev=text("netdev"),
         pci=text("pci"),
         numa=number("numa"),
         driver=text("driver"),
+        pkeys=more.texts("pkeys", _PKEY),
     )
 
 
-def _read_one_fabric(entry: Mapping[str, Any], more: Mapping[str, Any]) -> Fabric:
+def _read_one_fabric(entry: _Table, more: _Table) -> Fabric:
+    # Inventories that were written by hand may have it all in one place.
     return Fabric(
-        kind=PortKind(entry["kind"]),
-        ports=_texts(entry["ports"], "ports"),
-        # Inventories that were written by hand may have it all in one place.
-        driver=_optional(more, "driver", str) or _optional(entry, "driver", str),
-        rate_gbps=_optional(more, "rate_gbps", float),
-        subnet_prefix=_optional(entry, "subnet_prefix", str),
-        sm_lid=_optional(entry, "sm_lid", int),
-        pkeys=_texts(more.get("pkeys") or entry.get("pkeys") or (), "pkeys"),
-        networks=_texts(entry.get("networks", ()), "networks"),
-        ipv6_only=_typed(more.get("ipv6_only", False), bool, "ipv6_only"),
-        island=_optional(more, "island", str),
+        kind=entry.one_of("kind", PortKind),
+        ports=entry.texts("ports", _PORT),
+        driver=entry.optional("driver", str) or more.optional("driver", str),
+        rate_gbps=more.optional("rate_gbps", float),
+        subnet_prefix=entry.optional("subnet_prefix", str),
+        sm_lid=entry.optional("sm_lid", int),
+        pkeys=entry.texts("pkeys", _PKEY) or more.texts("pkeys", _PKEY),
+        networks=entry.texts("networks"),
+        ipv6_only=more.switch("ipv6_only", False),
+        island=more.optional("island", str),
     )
 
 
-def _read_host(host: Mapping[str, Any]) -> HostHardware:
+def _read_host(host: _Table) -> HostHardware:
     def number(name: str) -> int | None:
-        return _optional(host, name, int)
+        return host.optional(name, int)
 
     return HostHardware(
         memory_total=number("memory_total_mib"),
@@ -313,8 +440,8 @@ def _read_host(host: Mapping[str, Any]) -> HostHardware:
         shm_free=number("shm_free_mib"),
         memlock_soft=number("memlock_soft_bytes"),
         memlock_hard=number("memlock_hard_bytes"),
-        nvidia_uvm=_optional(host, "nvidia_uvm", bool),
-        nccl_config_files=_texts(host.get("nccl_config_files", ()), "nccl_config_files"),
+        nvidia_uvm=host.optional("nvidia_uvm", bool),
+        nccl_config_files=host.texts("nccl_config_files"),
     )
 
 
@@ -341,18 +468,7 @@ def _gpu(gpu: Gpu, known: Availability | None) -> dict[str, Any]:
         "uncorrected_ecc_volatile": gpu.uncorrected_ecc,
         "busy": GpuFlag.MEMORY_IN_USE in gpu.flags,
         "processes": [[process.pid, process.memory] for process in gpu.processes],
-        "holders": [
-            {
-                "pid": holder.pid,
-                "memory_mib": holder.memory,
-                "user": holder.user,
-                "command": holder.command,
-                "shard": holder.shard,
-            }
-            for holder in (known.holders if known is not None else ())
-        ],
-        "assignable": known.assignable if known is not None else None,
-        "why_not": known.why_not if known is not None else None,
+        **_may(known),
         "health_flags": [flag.value for flag in gpu.flags],
         "recovery_action": gpu.recovery_action,
         "persistence_mode": gpu.persistence_mode,
@@ -390,9 +506,23 @@ def _slice(instance: MigInstance) -> dict[str, Any]:
 
 
 def _may(known: Availability | None) -> dict[str, Any]:
+    if known is None:
+        return {"holders": [], "assignable": None, "why_not": None}
     return {
-        "assignable": known.assignable if known is not None else None,
-        "why_not": known.why_not if known is not None else None,
+        "holders": [_holder(holder) for holder in known.holders],
+        "assignable": known.assignable,
+        "why_not": known.why_not,
+    }
+
+
+def _holder(holder: GpuHolder) -> dict[str, Any]:
+    return {
+        "pid": holder.pid,
+        "memory_mib": holder.memory,
+        "user": holder.user,
+        "command": holder.command,
+        "shard": holder.shard,
+        "ours": None if holder.is_unknown else holder.shard is not None,
     }
 
 

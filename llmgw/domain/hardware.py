@@ -209,14 +209,17 @@ class Inventory:
 
 @frozen
 class GpuHolder:
-    """A process on a GPU as people know it. `shard` names the one of ours that it belongs to, None: a stranger.
-    User and command are None where /proc does not show them. Memory in MiB, None is unknown."""
+    """A process on a GPU as people know it. `shard` names the one of ours that it belongs to, None: a stranger, or one
+    of which nobody can say whose it is. User and command are None where /proc does not show them. Memory in MiB, None
+    is unknown."""
 
     pid: int
     memory: int | None
     user: str | None = None
     command: str | None = None
     shard: str | None = None
+    is_unknown: bool = False
+    """It cannot be told whether it is ours: the records of our engines could not be read."""
 
     def __str__(self) -> str:
         details = [self.command or "not visible"]
@@ -231,6 +234,7 @@ class Hindrance(StrEnum):
     UNKNOWN = "unknown"
     UNHEALTHY = "unhealthy"
     MIG_MODE = "mig-mode"
+    NOT_ALLOWED = "not-allowed"
     QUARANTINED = "quarantined"
     HELD = "held"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from llmgw.discovery.pins import Refused, find_gpu, resolve_pins
-from llmgw.domain.hardware import Availability, Gpu, Inventory, MigInstance, NodeInventory
+from llmgw.discovery.availability import NOT_ALLOWED, allowed_uuids
+from llmgw.discovery.pins import Refused, resolve_pins
+from llmgw.domain.hardware import Availability, Inventory, MigInstance, NodeInventory
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.placement.model import Card, NodeView, Request
@@ -29,7 +30,7 @@ def node_view(
     that is not among `allowed` (`[node] gpus`) is left to other programs.
     """
     inventory = node.gpu
-    usable = _allowed(inventory, allowed)
+    usable = allowed_uuids(inventory, allowed)
     cliques = _cliques(inventory)
     cards = [
         Card(
@@ -101,23 +102,9 @@ def _slice(
 
 def _why_not(uuid: str, availability: Mapping[str, Availability], usable: frozenset[str] | None) -> str | None:
     if usable is not None and uuid not in usable:
-        return "not in [node] gpus"
+        return NOT_ALLOWED
     known = availability.get(uuid)
     return "not known" if known is None else known.why_not
-
-
-def _allowed(inventory: Inventory, allowed: Literal["all"] | tuple[int | str, ...]) -> frozenset[str] | None:
-    if allowed == "all":
-        return None
-    uuids = set()
-    for entry in allowed:
-        found = find_gpu(entry, inventory)
-        if isinstance(found, Gpu):
-            uuids.add(found.uuid)
-            uuids |= {slice_.uuid for slice_ in inventory.mig_instances if slice_.parent_index == found.index}
-        elif isinstance(found, MigInstance):
-            uuids.add(found.uuid)
-    return frozenset(uuids)
 
 
 def _cliques(inventory: Inventory) -> dict[int, int]:

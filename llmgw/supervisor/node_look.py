@@ -7,7 +7,7 @@ that recorded nodes go the same way as this one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -22,8 +22,7 @@ from llmgw.discovery.host_hardware import SHM, UVM, read_host
 from llmgw.discovery.survey import RunTool, merge_stale, survey
 from llmgw.domain.fabric import FabricInventory
 from llmgw.domain.hardware import Availability, GpuHolder, HostHardware, Inventory, NodeInventory
-from llmgw.supervisor.ownership import holders
-from llmgw.supervisor.records import ShardRecord
+from llmgw.supervisor.ownership import Ownership, Records, ownership
 
 
 @frozen
@@ -53,6 +52,7 @@ class NodeSettings:
     fabric: Literal["auto", "none"] | tuple[str, ...] = "auto"
     island: str | None = None
     address: str | None = None
+    gpus: Literal["all"] | tuple[int | str, ...] = "all"
 
 
 @frozen
@@ -85,7 +85,7 @@ async def look_at_node(
     *,
     timeout: float,
     now: Callable[[], float],
-    records: Callable[[], Iterable[ShardRecord]],
+    records: Callable[[], Records],
     quarantined: Callable[[Inventory], Mapping[str, str]] = lambda _: {},
     accepted: Mapping[str, Collection[int]] | None = None,
     last_good: NodeFacts | None = None,
@@ -112,7 +112,14 @@ async def look_at_node(
     seen, host, found_reach, known = await trio.to_thread.run_sync(rest, abandon_on_cancel=True)
     fabric = chosen_fabrics(seen.fabric, settings.fabric, settings.island)
     node = NodeInventory(settings.name, inventory, fabric, host, found_reach.address, found_reach.interface)
-    free = availability(inventory, known, quarantined=quarantined(inventory), accepted=accepted)
+    free = availability(
+        inventory,
+        known.holders,
+        quarantined=quarantined(inventory),
+        accepted=accepted,
+        engines=known.engines,
+        allowed=settings.gpus,
+    )
     return NodeFacts(node, free, seen)
 
 
@@ -120,22 +127,23 @@ def _rest(
     sources: Sources,
     settings: NodeSettings,
     inventory: Inventory,
-    records: Callable[[], Iterable[ShardRecord]],
+    records: Callable[[], Records],
     adapters: Adapters | None,
     now: Callable[[], float],
-) -> tuple[Adapters, HostHardware, Reach, Mapping[int, GpuHolder]]:
+) -> tuple[Adapters, HostHardware, Reach, Ownership]:
     """Everything that is read from files. Blocks."""
     if adapters is None:
         addresses = host_addresses() if sources.addresses is None else sources.addresses
         fabric = read_fabric(sources.sysfs, addresses) if sources.sysfs is not None else FabricInventory()
         adapters = Adapters(now(), fabric, addresses)
+    pids = {process.pid for gpu in inventory.gpus for process in gpu.processes}
     if not sources.is_this_host:
         host = read_host(meminfo=sources.meminfo, shm=None, uvm=None)
-        return adapters, host, Reach(settings.address, None, ""), {}
+        strangers = {pid: GpuHolder(pid, None, is_unknown=True) for pid in pids}
+        return adapters, host, Reach(settings.address, None, ""), Ownership(strangers)
     host = read_host(meminfo=sources.meminfo, shm=SHM, uvm=UVM)
     found = reach(adapters.addresses, _routes(), settings.address)
-    pids = {process.pid for gpu in inventory.gpus for process in gpu.processes}
-    return adapters, host, found, holders(pids, records() if pids else ())
+    return adapters, host, found, ownership(pids, records() if inventory.gpus else Records())
 
 
 def _routes() -> str:

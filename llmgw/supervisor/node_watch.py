@@ -19,6 +19,7 @@ from llmgw.discovery.availability import availability, unhealthy
 from llmgw.discovery.survey import RunTool, merge_stale
 from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus, NodeInventory
 from llmgw.supervisor.node_look import Adapters, NodeFacts, NodeSettings, Sources, look_at_node
+from llmgw.supervisor.ownership import Records
 from llmgw.supervisor.quarantine import Quarantine
 from llmgw.supervisor.records import ShardRecord
 
@@ -124,10 +125,10 @@ class NodeWatch:
             found = await look_at_node(
                 self._run_tool,
                 self._sources(),
-                NodeSettings(node.name, node.fabric, node.island, node.address),
+                NodeSettings(node.name, node.fabric, node.island, node.address, node.gpus),
                 timeout=node.discovery_timeout,
                 now=self._now,
-                records=self._records,
+                records=lambda: Records(tuple(self._records())),
                 quarantined=self._quarantine.recheck,
                 accepted=self._quarantine.accepted,
                 last_good=self.facts.value,

@@ -1,54 +1,96 @@
 """Whose are the processes on the GPUs? Ours are found by the process records and the process tree, others are described
-as far as /proc shows them. Shell: reads /proc.
+as far as /proc shows them. Shell: reads /proc and, for who only looks, the records. Works without being root; what
+cannot be read is unknown.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+
+from attrs import evolve, field, frozen
 
 from llmgw.domain.display import neutralise
 from llmgw.domain.hardware import GpuHolder
 from llmgw.supervisor.cgroup import Cgroup
-from llmgw.supervisor.members import Kinship, find_members
+from llmgw.supervisor.members import Kinship, Member, find_members
 from llmgw.supervisor.procfs import boot_id, read_stat
-from llmgw.supervisor.records import ShardRecord
-from llmgw.supervisor.table import read_table
+from llmgw.supervisor.records import RecordStore, ShardRecord
+from llmgw.supervisor.table import ProcessTable, read_table
 
 COMMAND_MAX = 64
 """Characters of a command that are shown."""
+STATUS_MAX = 1 << 12
+"""Bytes of /proc/PID/status that are read; its users stand in the first lines."""
 
 
-def holders(pids: Collection[int], records: Iterable[ShardRecord]) -> Mapping[int, GpuHolder]:
-    """What is known about each of these pids: the shard that it belongs to, its user, its program. Blocks for some
-    milliseconds when there are pids at all.
+@frozen
+class Records:
+    """The process records that could be read. Not `complete`: there are more, so that a process of none of these may
+    be ours all the same."""
+
+    found: tuple[ShardRecord, ...] = ()
+    complete: bool = True
+
+
+@frozen
+class Ownership:
+    """`holders`: what is known about each pid that was asked for. `engines`: those of ours that live, by the UUIDs of
+    the GPUs that they were given, each with one of its processes and without a size."""
+
+    holders: Mapping[int, GpuHolder] = field(factory=dict)
+    engines: Mapping[str, tuple[GpuHolder, ...]] = field(factory=dict)
+
+
+def records_in(state_dir: str) -> Records:
+    """The records in a state directory, for who only looks."""
+    store = RecordStore(state_dir)
+    try:
+        found = store.read_all()
+        names = [name for name in os.listdir(store.folder) if name.endswith(".json")]
+    except FileNotFoundError:
+        return Records()
+    except OSError:
+        return Records(complete=False)
+    return Records(found, complete=len(found) >= len(names) and not store.any_set_aside())
+
+
+def ownership(pids: Collection[int], records: Records) -> Ownership:
+    """Blocks for some milliseconds when there are records of engines.
 
     A pid that nobody can see (of the host, told to a container) has neither user nor command.
     """
-    if not pids:
-        return {}
-    ours = members_of(records)
-    return {pid: describe(pid, ours.get(pid)) for pid in pids}
+    living = _living(records)
+    ours = {member.pid: _shown(record) for record, members in living for member in members}
+    engines: dict[str, tuple[GpuHolder, ...]] = {}
+    for record, members in living:
+        first = next((member for member in members if member.pid == record.leader.pid), members[0])
+        for uuid in record.gpu_uuids:
+            engines[uuid] = (*engines.get(uuid, ()), describe(first.pid, _shown(record)))
+    found = {pid: describe(pid, ours.get(pid)) for pid in pids}
+    if not records.complete:
+        found = {pid: evolve(holder, is_unknown=holder.shard is None) for pid, holder in found.items()}
+    return Ownership(found, engines)
 
 
-def members_of(records: Iterable[ShardRecord]) -> Mapping[int, str]:
-    """Every living process of the recorded engines, with the name of its shard."""
+def _living(records: Records) -> list[tuple[ShardRecord, tuple[Member, ...]]]:
+    """The recorded engines of which a process lives."""
     try:
         boot = boot_id()
     except OSError:
-        return {}
-    found: dict[int, str] = {}
-    table = None
-    for record in records:
-        if record.leader.boot_id != boot:
-            continue
-        table = table or read_table()
-        kinship = Kinship({record.leader.pid: record.leader.start_ticks}, {record.sid: record.alive_at}, record.run_id)
-        cgroup = Cgroup.at(record.cgroup)
-        members, _ = find_members(kinship, table, cgroup.pids() if cgroup is not None else ())
-        found |= {member.pid: _shown(record) for member in members}
-    return found
+        return []
+    current = [record for record in records.found if record.leader.boot_id == boot]
+    table = read_table() if current else None
+    found = [(record, _members(record, table)) for record in current if table is not None]
+    return [(record, members) for record, members in found if members]
+
+
+def _members(record: ShardRecord, table: ProcessTable) -> tuple[Member, ...]:
+    kinship = Kinship({record.leader.pid: record.leader.start_ticks}, {record.sid: record.alive_at}, record.run_id)
+    cgroup = Cgroup.at(record.cgroup)
+    members, _ = find_members(kinship, table, cgroup.pids() if cgroup is not None else ())
+    return members
 
 
 def describe(pid: int, shard: str | None = None) -> GpuHolder:
@@ -56,17 +98,24 @@ def describe(pid: int, shard: str | None = None) -> GpuHolder:
     stat = read_stat(pid)
     if stat is None:
         return GpuHolder(pid, None, shard=shard)
+    return GpuHolder(pid, None, _user(pid), neutralise(stat.comm)[:COMMAND_MAX], shard)
+
+
+def _user(pid: int) -> str | None:
+    """The name of the user that a process runs as, its number where it has none here."""
     try:
-        user: str | None = _user(os.stat(f"/proc/{pid}").st_uid)
+        # Not the owner of the folder: that is root for each process that may not be dumped.
+        with open(f"/proc/{pid}/status", "rb") as file:
+            text = file.read(STATUS_MAX).decode("ascii", "replace")
     except OSError:
-        user = None
-    return GpuHolder(pid, None, user, neutralise(stat.comm)[:COMMAND_MAX], shard)
-
-
-def _user(uid: int) -> str:
+        return None
+    fields = next((line.split() for line in text.splitlines() if line.startswith("Uid:")), [])
+    if len(fields) < 3 or not fields[2].isdecimal():
+        return None
+    uid = int(fields[2])
     try:
         return neutralise(pwd.getpwuid(uid).pw_name)
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"uid {uid}"
 
 

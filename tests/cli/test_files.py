@@ -14,13 +14,7 @@ from scripted_control import ControlServer, a_shard, a_status, environment, llmg
 
 from llmgw.cli.config_file import choose
 from llmgw.cli.errors import CommandError
-from llmgw.cli.inventory import is_without_card, lines
 from llmgw.cli.unit import stop_timeout_of
-from llmgw.discovery.inventory_json import inventory_json
-from llmgw.discovery.pci import has_nvidia_card
-from llmgw.domain.hardware import Inventory, InventoryError, InventoryStatus
-
-NO_CARD = pytest.mark.skipif(has_nvidia_card(), reason="a host without a card is needed")
 
 GOOD = """\
 [supervisor]
@@ -264,33 +258,6 @@ def test_explain_tells_type_default_and_meaning(tmp_path: Path) -> None:
     unknown = llmgw("explain", "shard.nope", env=alone(tmp_path))
     assert unknown.returncode == 1
     assert unknown.stderr.startswith("error: cannot explain 'shard.nope'")
-
-
-@NO_CARD
-def test_a_host_without_a_card_has_an_inventory_of_nothing_and_that_is_no_failure(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    env = {**alone(tmp_path), "PATH": str(tmp_path / "bin")}
-    done = llmgw("inventory", env=env)
-    assert done.returncode == 0
-    assert "0 GPUs" in done.stdout
-    assert "no GPU: nvidia-smi is not on PATH" in done.stdout
-    saved = tmp_path / "inventory.json"
-    saved.write_text(llmgw("inventory", "--json", env=env).stdout)
-    assert json.loads(saved.read_text())["gpu"]["gpus"] == []
-
-
-@pytest.mark.parametrize("error", ["command_missing", "driver_not_loaded", "timeout"])
-def test_a_card_without_its_driver_is_a_failure_and_a_host_without_a_card_is_none(error: str) -> None:
-    inventory = Inventory(InventoryStatus.ERROR, error=InventoryError(error), detail="why")
-    answer = inventory_json(inventory, node="n", source="local")
-    assert not is_without_card(answer, lambda: True)
-    assert is_without_card(answer, lambda: False) is (error != "timeout")
-    assert lines(answer, lambda: True)[1] == "error: why"
-    assert lines(answer, lambda: False)[1] == ("error: why" if error == "timeout" else "no GPU: why")
-
-
-def test_a_named_nvidia_smi_that_fails_is_a_failure(tmp_path: Path) -> None:
-    assert llmgw("inventory", "--nvidia-smi", str(tmp_path / "none"), env=alone(tmp_path)).returncode == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -60,7 +60,7 @@ BUSY_MIB = 1024
 """More used memory than this is somebody's work, although no process is listed (container, vGPU)."""
 
 LINE_MAX = 4096
-"""Characters of a line that are looked at; the longest genuine row has about 250."""
+"""Characters of a line that is looked at; the longest genuine row has about 250."""
 LINES_MAX = 4096
 """Lines of an answer that are looked at: rows of 16 cards with some hundred processes each."""
 TEXT_MAX = 1 << 20
@@ -309,10 +309,13 @@ def _row(text: str, fields: Sequence[str]) -> Mapping[str, str] | None:
 
 
 def _lines(stdout: str, stderr: str) -> tuple[list[str], str | None]:
-    """The lines that are looked at, and a note when there is more than those."""
+    """The lines that are looked at, and a note when there is more than those. What is cut is no row: a shortened number
+    is a wrong one."""
     cut = (*stdout[:TEXT_MAX].splitlines(), *stderr[:TEXT_MAX].splitlines())
-    lines = [text for line in cut if (text := line[:LINE_MAX].strip())]
-    too_much = len(lines) > LINES_MAX or max(len(stdout), len(stderr)) > TEXT_MAX
+    lines = [text for line in cut if len(line) <= LINE_MAX and (text := line.strip())]
+    too_much = (
+        len(lines) > LINES_MAX or max(len(stdout), len(stderr)) > TEXT_MAX or any(len(line) > LINE_MAX for line in cut)
+    )
     return lines[:LINES_MAX], "more text than any node has" if too_much else None
 
 

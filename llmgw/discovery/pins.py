@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from llmgw.discovery.gpus import normal_bus_id
+from llmgw.discovery.gpus import card_uuid, normal_bus_id
 from llmgw.domain.hardware import Gpu, GpuFlag, Inventory, InventoryError, InventoryStatus, MigInstance
 from llmgw.domain.shard import ShardSpec
 
@@ -85,6 +85,8 @@ def find_gpu(entry: int | str, inventory: Inventory) -> Gpu | MigInstance | str:
         return f"GPU {entry} is not on this node"
     if entry.upper().startswith("MIG-"):
         return _find_slice(entry, inventory)
+    # Jetson modules print a UUID without its prefix.
+    entry = card_uuid(entry) or entry
     bus_id = normal_bus_id(entry)
     if bus_id is not None:
         matches = [gpu for gpu in inventory.gpus if normal_bus_id(gpu.bus_id) == bus_id]
@@ -135,6 +137,9 @@ def _hint_of(error: InventoryError | None) -> str:
         ),
         InventoryError.DRIVER_MISMATCH: (
             "the driver package was upgraded under the running kernel module: reload the module or reboot"
+        ),
+        InventoryError.LIBRARY_MISSING: (
+            "install the driver's libraries (libnvidia-ml) beside nvidia-smi; in a container, start it with GPU access"
         ),
         InventoryError.DRIVER_NOT_LOADED: "load the NVIDIA kernel module, or reboot after installing the driver",
         InventoryError.TIMEOUT: "the driver may be stuck; look at the kernel log for lines with NVRM",

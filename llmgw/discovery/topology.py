@@ -32,7 +32,7 @@ def parse_topology(stdout: str, indexes: Collection[int] | None = None) -> Topol
     in the columns. `indexes` are the GPUs that are known, None: all. A pair for which the two halves of the matrix say
     different things is left out.
     """
-    lines = [_ANSI.sub("", line[:LINE_MAX]) for line in stdout.splitlines()[:LINES_MAX]]
+    lines = [_ANSI.sub("", line) for line in stdout.splitlines()[:LINES_MAX] if len(line) <= LINE_MAX]
     start = next((i for i, line in enumerate(lines) if _GPU.match(line.strip())), None)
     if start is None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +15,12 @@ from llmgw.discovery.gpus import (
     normal_bus_id,
     parse_gpus,
     parse_processes,
+    parse_recovery,
     unknown_field,
     with_processes,
+    with_recovery,
 )
-from llmgw.domain.hardware import GpuFlag, GpuProcess, InventoryError, InventoryStatus, LostGpu
+from llmgw.domain.hardware import GpuFlag, GpuProcess, InventoryError, InventoryStatus, LostGpu, MigInstance
 
 VALUES = {
     "index": "0",
@@ -196,6 +199,94 @@ def test_a_card_that_shares_the_hosts_memory_takes_its_class_and_free_memory_fro
     assert (gpu.unified_memory, gpu.memory_total, gpu.memory_free, gpu.gpu_class) == (True, None, 20, "gb10-122g")
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("Orin (nvgpu)", "orin-61g"), ("NVIDIA Thor", "thor-61g"), ("NVIDIA GB10", "gb10-61g")]
+)
+@pytest.mark.parametrize("cell", ["[N/A]", "Not Supported", "[Not Supported]"])
+def test_modules_with_the_hosts_memory_keep_their_place_without_prefix_and_address(
+    name: str, expected: str, cell: str
+) -> None:
+    cells = {f"memory__{part}": cell for part in ("total", "reserved", "used", "free")}
+    text = row(**cells, name=name, uuid="54d0709b-558d-5a59-9c65-0c5fc14a21a4", pci__bus_id="N/A")
+    inventory = parse_gpus(text, "", 0, host=HostMemory(62841, 50000))
+    (gpu,) = inventory.gpus
+    assert (gpu.uuid, gpu.bus_id) == ("GPU-54d0709b-558d-5a59-9c65-0c5fc14a21a4", "")
+    assert (gpu.unified_memory, gpu.gpu_class, gpu.memory_used, gpu.memory_free) == (True, expected, None, 50000)
+    found = parse_processes("77, 54d0709b-558d-5a59-9c65-0c5fc14a21a4, 3900\n", "", 0)
+    assert with_processes(inventory, found).gpus[0].processes == (GpuProcess(77, 3900),)
+
+
+def test_a_size_that_cannot_be_read_is_not_shared_memory() -> None:
+    (gpu,) = parse_gpus(row(memory__total="[Unknown Error]"), "", 0, host=HostMemory(1000, 900)).gpus
+    assert (gpu.unified_memory, gpu.memory_total, gpu.memory_free) == (False, None, 45447)
+
+
+def test_a_driver_older_than_mig_has_no_card_in_that_mode() -> None:
+    fields = [name for name in CORE_QUERY if name != "mig.mode.current"]
+    (gpu,) = parse_gpus(", ".join(VALUES[name] for name in fields), "", 0, fields).gpus
+    assert gpu.mig_enabled is False
+    (gpu,) = parse_gpus(row(mig__mode__current="[Unknown Error]"), "", 0).gpus
+    assert gpu.mig_enabled is None
+
+
+def test_two_rows_with_one_uuid_are_one_card() -> None:
+    inventory = parse_gpus(row() + row(index="1"), "", 0)
+    assert (inventory.status, len(inventory.gpus)) == (InventoryStatus.PARTIAL, 1)
+
+
+def test_a_guests_share_of_a_card_is_virtual() -> None:
+    (gpu,) = parse_gpus(row(name="NVIDIA A40-48Q", ecc__mode__current="[N/A]"), "", 0).gpus
+    assert (gpu.virtual, gpu.gpu_class, gpu.ecc_enabled) == (True, "a40-vgpu-45g", None)
+
+
+def test_temperature_power_and_persistence_are_read_and_unknown_else() -> None:
+    (gpu,) = parse_gpus(row(), "", 0).gpus
+    assert (gpu.temperature, gpu.power, gpu.power_limit, gpu.persistence_mode) == (34, 71.52, 350.0, True)
+    cells = {name: "[N/A]" for name in ("temperature__gpu", "power__draw", "power__limit", "persistence_mode")}
+    (gpu,) = parse_gpus(row(**cells), "", 0).gpus
+    assert (gpu.temperature, gpu.power, gpu.power_limit, gpu.persistence_mode) == (None, None, None, None)
+
+
+@pytest.mark.parametrize("text", [row() * 5000, row() + "x\n" * (1 << 20)])
+def test_more_text_than_any_node_has_is_partial_and_not_read_to_its_end(text: str) -> None:
+    inventory = parse_gpus(text, "", 0)
+    assert (inventory.status, len(inventory.gpus)) == (InventoryStatus.PARTIAL, 1)
+    assert not parse_processes(text, "", 0).complete
+
+
+def test_a_list_of_processes_that_failed_for_a_lost_card_only_is_complete() -> None:
+    notice = "Unable to determine the device handle for GPU3: 0000:04:00.0: Unknown Error\n"
+    assert parse_processes("20037, GPU-98f27fe1, 538\n" + notice, "", 15).complete
+    assert parse_processes("", notice, 15).complete
+    assert not parse_processes(notice, "", None).complete
+    assert not parse_processes(notice + "20037, GPU-98f2", "", 15).complete
+
+
+def test_processes_on_a_slice_count_for_its_card() -> None:
+    inventory = parse_gpus(row(mig__mode__current="Enabled"), "", 0)
+    slices = (MigInstance(0, 0, "MIG-1", "1g.10gb", "h100-mig-1g.10gb", None),)
+    found = parse_processes("7, MIG-1, 538\n8, MIG-GPU-98f27fe1/3/0, 12\n", "", 0)
+    known = with_processes(evolve(inventory, mig_instances=slices), found)
+    assert known.processes_known and known.gpus[0].processes == (GpuProcess(7, 538), GpuProcess(8, 12))
+
+
+def test_processes_on_a_slice_of_no_known_card_leave_the_list_unknown() -> None:
+    known = with_processes(parse_gpus(row(), "", 0), parse_processes("7, MIG-1, 538\n", "", 0))
+    assert not known.processes_known and "no known GPU" in (known.detail or "")
+
+
+@pytest.mark.parametrize("action", ["Reset", "Reboot", "Drain P2P", "Drain and Reset"])
+def test_what_a_card_needs_is_kept_and_makes_it_unfit(action: str) -> None:
+    inventory = with_recovery(parse_gpus(row(), "", 0), parse_recovery(f"GPU-98f27fe1, {action}\n"))
+    assert (inventory.gpus[0].recovery_action, inventory.gpus[0].flags) == (action, (GpuFlag.REQUIRES_RESET,))
+    assert inventory.status is InventoryStatus.OK
+
+
+def test_a_card_that_needs_nothing_is_told_apart_from_one_that_does_not_say() -> None:
+    text = 'GPU-1, None\nGPU-2, [N/A]\nGPU-3, [Unknown Error]\nGPU-4\nField "x" is not a valid field to query.\n'
+    assert parse_recovery(text) == {"GPU-1": None}
+
+
 CELLS = st.sampled_from([*VALUES.values(), "[N/A]", "[GPU is lost]", "GPU-", "9" * 5000, "", "\x00", "½"]) | st.text()
 
 
@@ -219,3 +310,36 @@ def test_dropped_fields_are_unknown_and_the_others_keep_their_columns(order: lis
     assert gpu.memory_used == (12 if "memory.used" in fields else None)
     assert gpu.memory_total == (46068 if "memory.total" in fields else None)
     assert not gpu.unified_memory
+
+
+ONE_CELL = CELLS.filter(lambda cell: cell.splitlines() in ([], [cell]) and "," not in cell and len(cell) < 1000)
+
+
+@given(st.sampled_from(CORE_QUERY), ONE_CELL)
+def test_one_bad_cell_is_unknown_and_spoils_no_other(name: str, cell: str) -> None:
+    good = parse_gpus(row(), "", 0).gpus[0]
+    inventory = parse_gpus(row(**{name.replace(".", "__"): cell}), "", 0)
+    if name in ("index", "uuid") or "lost" in cell:
+        return
+    (gpu,) = inventory.gpus
+    is_number = cell.strip().isascii() and cell.strip().removesuffix(" MiB").isdigit()
+    if name.startswith("memory.") and not is_number:
+        assert getattr(gpu, "memory_" + name.partition(".")[2]) is None or gpu.unified_memory
+        assert name == "memory.total" or (gpu.memory_total, gpu.unified_memory) == (good.memory_total, False)
+    if name == "ecc.errors.uncorrected.volatile.total" and not is_number:
+        assert gpu.uncorrected_ecc is None
+    if name == "mig.mode.current" and cell.strip() not in ("Disabled", "[N/A]", "N/A"):
+        assert gpu.mig_enabled is not False
+    if not name.startswith("memory."):
+        assert (gpu.memory_used, gpu.memory_free) == (good.memory_used, good.memory_free)
+
+
+@given(st.lists(CELLS, max_size=6).map(", ".join) | st.text(), st.none() | st.integers(-9, 255))
+def test_no_text_of_processes_or_actions_raises_or_hides_that_it_was_not_read(text: str, code: int | None) -> None:
+    found = parse_processes(text, "", code)
+    assert found.complete or found.detail
+    if code != 0:
+        assert not found.complete or "device handle" in text
+    rows = sum(map(len, found.by_uuid.values()))
+    assert rows <= len(text.splitlines())
+    parse_recovery(text)

@@ -309,14 +309,21 @@ def _row(text: str, fields: Sequence[str]) -> Mapping[str, str] | None:
 
 
 def _lines(stdout: str, stderr: str) -> tuple[list[str], str | None]:
-    """The lines that are looked at, and a note when there is more than those. What is cut is no row: a shortened number
-    is a wrong one."""
-    cut = (*stdout[:TEXT_MAX].splitlines(), *stderr[:TEXT_MAX].splitlines())
-    lines = [text for line in cut if len(line) <= LINE_MAX and (text := line.strip())]
-    too_much = (
-        len(lines) > LINES_MAX or max(len(stdout), len(stderr)) > TEXT_MAX or any(len(line) > LINE_MAX for line in cut)
-    )
-    return lines[:LINES_MAX], "more text than any node has" if too_much else None
+    """The lines that are looked at, and a note when there was more or less. What may have been cut is no row: a
+    shortened number is a wrong one."""
+    texts = stdout[:TEXT_MAX].splitlines()
+    note = None
+    if texts and not stdout.endswith("\n") and not _LOST_LINE.search(texts[-1]):
+        note = f"{texts.pop()[:300]} (cut)"
+    texts += stderr[:TEXT_MAX].splitlines()
+    lines = [text for line in texts if len(line) <= LINE_MAX and (text := line.strip())]
+    if (
+        len(lines) > LINES_MAX
+        or max(len(stdout), len(stderr)) > TEXT_MAX
+        or any(len(line) > LINE_MAX for line in texts)
+    ):
+        note = "more text than any node has"
+    return lines[:LINES_MAX], note
 
 
 def _add_lost(lost: list[LostGpu], gpu: LostGpu) -> None:

@@ -146,6 +146,14 @@ def test_a_line_that_is_no_row_makes_the_inventory_partial(rest: str) -> None:
     assert inventory.status is InventoryStatus.PARTIAL and len(inventory.gpus) == 1 and inventory.detail
 
 
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_the_last_line_counts_only_when_it_is_whole(cut: int) -> None:
+    inventory = parse_gpus(row() + row(index="1", uuid="GPU-2")[:-cut], "", 0)
+    assert (inventory.status, len(inventory.gpus)) == (InventoryStatus.PARTIAL, 1)
+    found = parse_processes("20037, GPU-98f27fe1, 53812345678\n20038, GPU-98f27fe1, 53812345678\n"[:-cut], "", 0)
+    assert not found.complete and found.by_uuid == {"GPU-98f27fe1": (GpuProcess(20037, 53812345678),)}
+
+
 def test_a_name_with_commas_keeps_the_columns_in_place() -> None:
     (gpu,) = parse_gpus(row(name="Card, with, commas"), "", 0).gpus
     assert (gpu.name, gpu.memory_total) == ("Card, with, commas", 46068)
@@ -223,7 +231,7 @@ def test_a_size_that_cannot_be_read_is_not_shared_memory() -> None:
 
 def test_a_driver_older_than_mig_has_no_card_in_that_mode() -> None:
     fields = [name for name in CORE_QUERY if name != "mig.mode.current"]
-    (gpu,) = parse_gpus(", ".join(VALUES[name] for name in fields), "", 0, fields).gpus
+    (gpu,) = parse_gpus(", ".join(VALUES[name] for name in fields) + "\n", "", 0, fields).gpus
     assert gpu.mig_enabled is False
     (gpu,) = parse_gpus(row(mig__mode__current="[Unknown Error]"), "", 0).gpus
     assert gpu.mig_enabled is None
@@ -306,7 +314,7 @@ def test_no_text_of_a_survey_raises_or_turns_into_a_healthy_nothing(stdout: str,
 @given(st.permutations(CORE_QUERY[3:]), st.integers(0, 12))
 def test_dropped_fields_are_unknown_and_the_others_keep_their_columns(order: list[str], dropped: int) -> None:
     fields = [*CORE_QUERY[:3], *order[dropped:]]
-    (gpu,) = parse_gpus(", ".join(VALUES[name] for name in fields), "", 0, fields).gpus
+    (gpu,) = parse_gpus(", ".join(VALUES[name] for name in fields) + "\n", "", 0, fields).gpus
     assert gpu.memory_used == (12 if "memory.used" in fields else None)
     assert gpu.memory_total == (46068 if "memory.total" in fields else None)
     assert not gpu.unified_memory

@@ -237,7 +237,7 @@ async def test_a_card_that_is_lost_in_its_row_leaves_the_others_whole(bench: Ben
     assert inventory.lost == (LostGpu(0, "00000000:1A:00.0"),)
 
 
-@pytest.mark.parametrize("size", [0, 7, 180, 181, 700, 901])
+@pytest.mark.parametrize("size", [0, 7, 180, 190, 700, 901])
 async def test_of_an_answer_that_was_cut_only_whole_rows_count(bench: Bench, size: int) -> None:
     bench.describe(gpus=6)
     whole = await bench.look()

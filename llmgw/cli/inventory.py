@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return show_islands(args)
     offline = any(getattr(args, name) is not None for name in OFFLINE)
     complaints = Complaints()
-    answer = from_files(args, complaints) if offline else (from_daemon(args) or from_host(args, complaints))
+    answer = from_files(args, complaints) if offline else (from_daemon(args) or from_host(args))
     has_card = look_for_card(args.sysfs) if offline else has_nvidia_card()
     if args.json:
         import json
@@ -142,19 +142,9 @@ def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
     return answer
 
 
-def from_host(args: argparse.Namespace, complain: Complaints) -> dict[str, Any]:
+def from_host(args: argparse.Namespace) -> dict[str, Any]:
     """A look at this host, with what the configuration says about it, if there is one."""
-    from llmgw.cli.errors import CommandError
-
-    def notify(text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr)
-
-    try:
-        facts = look_here(args.config, notify)
-    except CommandError as error:
-        complain(error)
-        facts = look_without_configuration(notify)
-    return as_json(facts)
+    return as_json(look_here(args.config, notify=lambda text: print(f"warning: {text}", file=sys.stderr)))
 
 
 def from_files(args: argparse.Namespace, complain: Complaints) -> dict[str, Any]:
@@ -203,45 +193,41 @@ def as_json(facts: NodeFacts) -> dict[str, Any]:
 
 
 def look_here(config: str | None, notify: Callable[[str], None] = lambda text: None) -> NodeFacts:
-    """This host as it is now, with what the configuration says about it. `notify` gets what is wrong with that.
-
-    Raises CommandError for a configuration that was named and cannot be read, and never for what it finds.
-    """
-    from llmgw.cli.config_file import config_path
-    from llmgw.cli.errors import CommandError
-    from llmgw.config.load import load
-    from llmgw.supervisor.node_look import NodeSettings, Sources
-    from llmgw.supervisor.ownership import records_in
-
-    try:
-        parsed = load(config_path(config), offline=True, running=False)
-    except CommandError:
-        if config is not None:
-            raise
-        return look_without_configuration(notify)
-    if parsed.config is None:
-        notify("the configuration has errors (llmgw check shows them), so it is left out of this")
-        return look_without_configuration(notify)
-    node = parsed.config.node
-    settings = NodeSettings(node.name, node.fabric, node.island, node.address, node.gpus)
-    records = records_in(parsed.config.supervisor.state_dir)
-    told_of(records, parsed.config.supervisor.state_dir, notify)
-    return look_at(Sources.of_this_host(), settings, node.discovery_timeout, records)
-
-
-def look_without_configuration(notify: Callable[[str], None]) -> NodeFacts:
-    """This host as it is now, with the records in the usual place."""
+    """This host as it is now, with what the configuration says about it; never raises for what it finds. `notify` gets
+    what is wrong with the configuration or the records."""
     import os
     import socket
 
+    from llmgw.cli.config_file import config_path
+    from llmgw.cli.errors import CommandError
+    from llmgw.config.load import load
     from llmgw.domain.directories import state_directory
     from llmgw.supervisor.node_look import NodeSettings, Sources
-    from llmgw.supervisor.ownership import records_in
+    from llmgw.supervisor.ownership import Records, records_in
 
+    settings, timeout = NodeSettings(socket.gethostname()), PATIENCE
     state_dir = state_directory(os.environ, os.getuid(), os.path.expanduser("~"))
+    wrong = None
+    try:
+        path = config_path(config)
+        found = load(path, offline=True, running=False).config
+        if found is None:
+            wrong = f"{path} cannot be used (llmgw check shows why), so it is left out of this"
+    except CommandError as error:
+        found = None
+        wrong = error.message if config is not None else None
+    if found is not None:
+        node, state_dir = found.node, found.supervisor.state_dir
+        settings = NodeSettings(node.name, node.fabric, node.island, node.address, node.gpus)
+        timeout = node.discovery_timeout
     records = records_in(state_dir)
-    told_of(records, state_dir, notify)
-    return look_at(Sources.of_this_host(), NodeSettings(socket.gethostname()), PATIENCE, records)
+    if wrong is not None:
+        notify(wrong)
+        # Where its records are stands in the file that cannot be read.
+        records = Records(records.found, complete=False)
+    else:
+        told_of(records, state_dir, notify)
+    return look_at(Sources.of_this_host(), settings, timeout, records)
 
 
 def told_of(records: Records, state_dir: str, notify: Callable[[str], None]) -> None:

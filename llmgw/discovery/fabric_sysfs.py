@@ -17,6 +17,8 @@ VALUE_MAX = 256
 DEVICES_MAX = 256
 PORTS_MAX = 64
 GIDS_MAX = 1024
+PKEYS_MAX = 1024
+"""Entries that are looked at; the largest tables known have a quarter of each."""
 
 
 def read_fabric(sysfs: str = "/sys", addresses: Mapping[str, Sequence[str]] | None = None) -> FabricInventory:
@@ -46,7 +48,8 @@ def host_addresses() -> dict[str, list[str]]:
             if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
                 length = _prefix_length(entry.netmask)
                 if length is not None:
-                    found.setdefault(name, []).append(f"{entry.address.partition('%')[0]}/{length}")
+                    # A label such as eth0:1 is a second address of eth0, not an interface.
+                    found.setdefault(name.partition(":")[0], []).append(f"{entry.address.partition('%')[0]}/{length}")
     return found
 
 
@@ -77,14 +80,15 @@ def _device(path: str, name: str) -> RawDevice:
     ports = os.path.join(path, "ports")
     return RawDevice(
         name=name,
-        pci=os.path.basename(os.path.realpath(home)) if has_home else None,
+        home=os.path.basename(os.path.realpath(home)) if has_home else None,
+        software=os.path.lexists(os.path.join(path, "parent")),
         driver=os.path.basename(os.path.realpath(driver)) if os.path.exists(driver) else None,
         numa_node=_value(os.path.join(home, "numa_node")) if has_home else None,
         netdevs=tuple(_names(os.path.join(home, "net"))) if has_home else (),
         ports=tuple(
             _port(os.path.join(ports, number), int(number))
             for number in _names(ports)[:PORTS_MAX]
-            if raw_number(number) is not None and int(number) >= 1
+            if (raw_number(number) or 0) >= 1
         ),
     )
 
@@ -93,7 +97,6 @@ def _port(path: str, number: int) -> RawPort:
     def value(name: str) -> str | None:
         return _value(os.path.join(path, name))
 
-    pkeys = [_value(os.path.join(path, "pkeys", name)) for name in _names(os.path.join(path, "pkeys"))[:GIDS_MAX]]
     return RawPort(
         number=number,
         state=value("state"),
@@ -102,8 +105,17 @@ def _port(path: str, number: int) -> RawPort:
         lid=value("lid"),
         sm_lid=value("sm_lid"),
         gids=tuple(_gids(path)),
-        pkeys=tuple(key for key in pkeys if key is not None),
+        pkeys=tuple(_pkeys(os.path.join(path, "pkeys"))),
     )
+
+
+def _pkeys(folder: str) -> list[tuple[int, str]]:
+    found = []
+    for name in _names(folder)[:PKEYS_MAX]:
+        index, key = raw_number(name), _value(os.path.join(folder, name))
+        if index is not None and index >= 0 and key is not None:
+            found.append((index, key))
+    return found
 
 
 def _gids(path: str) -> list[RawGid]:
@@ -111,7 +123,7 @@ def _gids(path: str) -> list[RawGid]:
     for name in _names(os.path.join(path, "gids"))[:GIDS_MAX]:
         index = raw_number(name)
         gid = _value(os.path.join(path, "gids", name))
-        if index is None or gid is None or not gid.strip("0:"):
+        if index is None or index < 0 or gid is None or not gid.strip("0:"):
             # An empty slot: reading its type fails anyway.
             continue
         kind = _value(os.path.join(path, "gid_attrs/types", name))

@@ -102,7 +102,13 @@ def fabric_json(fabric: FabricInventory) -> dict[str, Any]:
         # What tells fabrics of different nodes apart, in the order of `fabrics`.
         "identities": [_identity(one) for one in fabric.fabrics],
         # What else is known about each port, in the order of `ports`.
-        "port_details": [{"network": port.network, "pkeys": list(port.pkeys)} for port in fabric.ports],
+        "port_details": [
+            {"network": port.network, "pkeys": list(port.pkeys), "pkey_indexes": list(port.pkey_indexes)}
+            for port in fabric.ports
+        ],
+        # [node] fabric = "none": traffic between nodes goes over sockets, among those of one name.
+        "sockets": fabric.sockets,
+        "sockets_island": fabric.sockets_island,
     }
 
 
@@ -221,6 +227,14 @@ class _Table:
         values = self.entries(name)
         for value in values:
             if not isinstance(value, str) or (form is not None and not form.fullmatch(value)):
+                raise self.wrong(name, f"holds {str(value)[:40]!r}")
+        return tuple(values)
+
+    def places(self, name: str) -> tuple[int | None, ...]:
+        """Indexes into a table, null where there is none."""
+        values = self.entries(name)
+        for value in values:
+            if value is not None and (type(value) is not int or not 0 <= value <= NUMBER_MAX):
                 raise self.wrong(name, f"holds {str(value)[:40]!r}")
         return tuple(values)
 
@@ -380,6 +394,8 @@ def _read_fabric(fabric: _Table) -> FabricInventory:
         ports=tuple(_read_port(entry, more) for entry, more in zip(ports, details, strict=True)),
         fabrics=tuple(_read_one_fabric(entry, more) for entry, more in zip(fabrics, identities, strict=True)),
         unreadable_devices=fabric.texts("unreadable_devices"),
+        sockets=fabric.switch("sockets", False),
+        sockets_island=fabric.optional("sockets_island", str),
     )
 
 
@@ -410,6 +426,7 @@ def _read_port(entry: _Table, more: _Table) -> FabricPort:
         numa=number("numa"),
         driver=text("driver"),
         pkeys=more.texts("pkeys", _PKEY),
+        pkey_indexes=tuple(place for place in more.places("pkey_indexes") if place is not None),
     )
 
 
@@ -423,6 +440,7 @@ def _read_one_fabric(entry: _Table, more: _Table) -> Fabric:
         subnet_prefix=entry.optional("subnet_prefix", str),
         sm_lid=entry.optional("sm_lid", int),
         pkeys=entry.texts("pkeys", _PKEY) or more.texts("pkeys", _PKEY),
+        pkey_indexes=more.places("pkey_indexes"),
         networks=entry.texts("networks"),
         ipv6_only=more.switch("ipv6_only", False),
         island=more.optional("island", str),
@@ -587,6 +605,7 @@ def _identity(fabric: Fabric) -> dict[str, Any]:
         "driver": fabric.driver,
         "rate_gbps": fabric.rate_gbps,
         "pkeys": list(fabric.pkeys),
+        "pkey_indexes": list(fabric.pkey_indexes),
         "ipv6_only": fabric.ipv6_only,
         "island": fabric.island,
     }

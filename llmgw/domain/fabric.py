@@ -49,6 +49,8 @@ class FabricPort:
     driver: str | None = None
     pkeys: tuple[str, ...] = ()
     """InfiniBand: the partition keys that are set, as `0xffff`, in the order of the table."""
+    pkey_indexes: tuple[int, ...] = ()
+    """Where in the table each of `pkeys` stands."""
 
     @property
     def label(self) -> str:
@@ -69,6 +71,9 @@ class Fabric:
     subnet_prefix: str | None = None
     sm_lid: int | None = None
     pkeys: tuple[str, ...] = ()
+    """InfiniBand: partitions that all ports are in, with the top bit set where all are full members. Empty: unknown."""
+    pkey_indexes: tuple[int | None, ...] = ()
+    """Where in the ports' tables each of `pkeys` stands; None where ports differ, so that no one index serves."""
     networks: tuple[str, ...] = ()
     """RoCE: sorted as text. Empty where a network is unknown: then it matches no other node."""
     ipv6_only: bool = False
@@ -77,10 +82,10 @@ class Fabric:
     """The operator's name for it (`[node] island`), which replaces what identifies it otherwise."""
 
     @property
-    def nccl_hca(self) -> str:
+    def nccl_hca(self) -> str | None:
         """The value of NCCL_IB_HCA: exact names with ports. Without the leading `=` NCCL takes names as prefixes, and
-        mlx5_1 would also take mlx5_10 (NCCL's user guide)."""
-        return "=" + ",".join(self.ports[:NCCL_PORTS_MAX])
+        mlx5_1 would also take mlx5_10; an empty list would take every device (NCCL's user guide). None: no ports."""
+        return "=" + ",".join(self.ports[:NCCL_PORTS_MAX]) if self.ports else None
 
     @property
     def nccl_extra(self) -> dict[str, str]:
@@ -96,6 +101,10 @@ class FabricInventory:
     ports: tuple[FabricPort, ...] = ()
     fabrics: tuple[Fabric, ...] = ()
     unreadable_devices: tuple[str, ...] = ()
+    sockets: bool = False
+    """The operator wants plain sockets between nodes (`[node] fabric = "none"`): there is no fabric then."""
+    sockets_island: str | None = None
+    """With sockets: nodes of this name reach each other (`[node] island`); None: this node is alone."""
 
     @property
     def preferred(self) -> Fabric | None:

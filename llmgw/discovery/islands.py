@@ -6,7 +6,7 @@ manager with LID 1 look alike. `[node] island` names a fabric where that matters
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
@@ -17,17 +17,26 @@ FULL_MEMBER = 0x8000
 DEFAULT_PKEYS = ("0xffff",)
 """Where no partition keys were read: the one that every fabric has."""
 
+SOCKETS = Fabric(PortKind.OTHER, ())
+"""Stands for the network of nodes that use plain sockets."""
+
 Nodes = Sequence[tuple[str, FabricInventory]]
 
 
 @frozen
 class Island:
-    """Nodes of which each reaches each other one over the fabric of that name."""
+    """Nodes of which each reaches each other one over the network of that name."""
 
     name: str
     nodes: tuple[str, ...]
+    """In order of their names."""
     fabrics: Mapping[str, int]
-    """Node -> which of its fabrics, by position."""
+    """Node -> which of its fabrics, by position. Empty: sockets, or a node by itself."""
+
+    def of(self, node: str, inventory: FabricInventory) -> Fabric | None:
+        """The fabric of this node that the island is about; None: sockets, or none."""
+        position = self.fabrics.get(node)
+        return inventory.fabrics[position] if position is not None else None
 
 
 def islands(nodes: Nodes) -> tuple[tuple[str, ...], ...]:
@@ -49,39 +58,54 @@ def island_names(nodes: Nodes) -> Mapping[str, frozenset[str]]:
 
 
 def common_island(nodes: Nodes, wanted: Sequence[str]) -> Island | None:
-    """The island that has all of `wanted`: the one whose fabric the first of them prefers."""
+    """The island that has all of `wanted`; of several the one whose fabrics they prefer, in whatever order they are
+    named. None: they share none. A node by itself is no island of several.
+    """
     fitting = [island for island in named_islands(nodes) if set(wanted) <= set(island.nodes)]
-    return min(fitting, key=lambda island: (island.fabrics.get(wanted[0], 0), island.name), default=None)
+    return min(
+        fitting,
+        key=lambda island: (sum(island.fabrics.get(node, 0) for node in set(wanted)), island.name),
+        default=None,
+    )
+
+
+Member = tuple[str, int, Fabric]
+"""A node and one of its fabrics, with its position."""
 
 
 def named_islands(nodes: Nodes) -> tuple[Island, ...]:
     """Every island by its fabric's identity."""
-    groups: dict[str, list[tuple[str, int, Fabric]]] = defaultdict(list)
-    for node, inventory in sorted(nodes, key=lambda entry: entry[0]):
-        if not inventory.fabrics:
-            groups[f"node {node}"].append((node, 0, Fabric(PortKind.OTHER, ())))
-        for position, fabric in enumerate(inventory.fabrics):
-            groups[_identity(fabric) or f"node {node} fabric {position}"].append((node, position, fabric))
+    groups: dict[tuple[str, str], list[Member]] = defaultdict(list)
     found = []
-    for name, members in sorted(groups.items()):
+    for node, inventory in sorted(nodes, key=lambda entry: entry[0]):
+        if inventory.sockets and inventory.sockets_island is not None:
+            groups[inventory.sockets_island, "sockets"].append((node, 0, SOCKETS))
+        elif not inventory.fabrics:
+            found.append(Island(f"node {node}", (node,), {}))
+        for position, fabric in enumerate(inventory.fabrics):
+            name = _identity(fabric)
+            if name is None:
+                found.append(Island(f"node {node} fabric {position}", (node,), {node: position}))
+            # Under one name of an operator there is still no traffic between InfiniBand and RoCE.
+            else:
+                groups[name, fabric.kind.value].append((node, position, fabric))
+    kinds = Counter(name for name, _ in groups)
+    for (name, kind), members in groups.items():
+        shown = name if kinds[name] == 1 else f"{name} over {kind}"
         parts = list(_talking(members))
         for number, part in enumerate(parts):
-            shown = name if len(parts) == 1 else f"{name} partition {number + 1}"
-            found.append(
-                Island(
-                    shown,
-                    tuple(node for node, _, _ in part),
-                    {node: position for node, position, _ in part} if name.partition(" ")[0] != "node" else {},
-                )
-            )
-    return tuple(found)
+            # A node may reach it in two ways (other rates, other partitions): the first is the one it prefers.
+            ways = {node: position for node, position, _ in reversed(part)}
+            told = shown if len(parts) == 1 else f"{shown} partition {number + 1}"
+            found.append(Island(told, tuple(sorted(ways)), ways if kind != "sockets" else {}))
+    return tuple(sorted(found, key=lambda island: island.name))
 
 
 def _identity(fabric: Fabric) -> str | None:
     """What must be equal on two nodes; None matches nothing."""
     if fabric.island is not None:
         return fabric.island
-    if fabric.kind is PortKind.INFINIBAND:
+    if fabric.kind is PortKind.INFINIBAND and fabric.subnet_prefix is not None and fabric.sm_lid is not None:
         driver = f" {fabric.driver}" if fabric.driver is not None else ""
         return f"ib {fabric.subnet_prefix} sm {fabric.sm_lid}{driver}"
     if fabric.kind is PortKind.ROCE and fabric.networks:
@@ -89,14 +113,14 @@ def _identity(fabric: Fabric) -> str | None:
     return None
 
 
-def _talking(members: Sequence[tuple[str, int, Fabric]]) -> Iterator[list[tuple[str, int, Fabric]]]:
+def _talking(members: Sequence[Member]) -> Iterator[list[Member]]:
     """The largest groups in which each pair shares a partition of which one is a full member."""
     if members[0][2].kind is not PortKind.INFINIBAND:
         yield list(members)
         return
     # Nodes with the same keys are alike, so that whole fabrics are a few vertices; but where even two of them cannot
     # talk (limited members only), each stands for itself.
-    alike: dict[tuple[frozenset[int], str], list[tuple[str, int, Fabric]]] = defaultdict(list)
+    alike: dict[tuple[frozenset[int], str], list[Member]] = defaultdict(list)
     for member in members:
         keys = frozenset(int(key, 16) for key in member[2].pkeys or DEFAULT_PKEYS)
         alike[keys, "" if can_talk(keys, keys) else member[0]].append(member)
@@ -104,7 +128,7 @@ def _talking(members: Sequence[tuple[str, int, Fabric]]) -> Iterator[list[tuple[
     neighbours = {one: {other for other in vertices if other != one and can_talk(one[0], other[0])} for one in vertices}
     cliques = sorted(_cliques(neighbours), key=lambda clique: sorted(str(vertex) for vertex in clique))
     for clique in cliques:
-        yield sorted((member for vertex in clique for member in alike[vertex]), key=lambda member: member[0])
+        yield sorted((member for vertex in clique for member in alike[vertex]), key=lambda member: member[:2])
 
 
 def can_talk(one: frozenset[int], other: frozenset[int]) -> bool:

@@ -5,10 +5,24 @@ The host's name is never asked: many hosts resolve their own to a loopback addre
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from attrs import frozen
+
+from llmgw.domain.fabric import FabricInventory
+
+RTF_UP, RTF_REJECT = 0x0001, 0x0200
+"""Flags of a route (linux/route.h); a rejecting default route leads nowhere."""
+ANY4, ANY6 = "00000000", "0" * 32
+
+
+@frozen
+class Routes:
+    """The texts of /proc/net/route and /proc/net/ipv6_route."""
+
+    ipv4: str = ""
+    ipv6: str = ""
 
 
 @frozen
@@ -20,39 +34,81 @@ class Reach:
     why: str
 
 
-def reach(addresses: Mapping[str, Sequence[str]], routes: str, written: str | None) -> Reach:
-    """The address of `[node] address`, else the one of the interface that has the default route.
+def reach(
+    addresses: Mapping[str, Sequence[str]], routes: Routes, written: str | None, fabric: FabricInventory | None = None
+) -> Reach:
+    """The address of `[node] address`, else the one of the interface that has the default route, else the one of the
+    preferred fabric's first adapter, where that is an Ethernet one.
 
-    `addresses`: interface -> `address/prefix length`; `routes`: the text of /proc/net/route.
+    `addresses`: interface -> `address/prefix length`.
     """
     if written is not None:
-        interface = next((name for name, found in addresses.items() if written in map(_bare, found)), None)
-        return Reach(written, interface, "[node] address")
-    for name in _default_interfaces(routes):
-        found = [_bare(text) for text in addresses.get(name, ())]
-        usable = sorted((address for address in found if _is_usable(address)), key=lambda address: ":" in address)
-        if usable:
-            return Reach(usable[0], name, f"the default route goes through {name}")
+        return Reach(written, interface_of(addresses, written), "[node] address")
+    for name in [*_default_interfaces(_routes4(routes.ipv4)), *_default_interfaces(_routes6(routes.ipv6))]:
+        address = _best(addresses.get(name, ()))
+        if address is not None:
+            return Reach(address, name, f"the default route goes through {name}")
+    preferred = fabric.preferred if fabric is not None else None
+    for port in fabric.ports if fabric is not None and preferred is not None else ():
+        if preferred is not None and port.label in preferred.ports and port.netdev is not None:
+            address = _best(addresses.get(port.netdev, ()))
+            if address is not None:
+                why = f"there is no default route, and {port.netdev} belongs to {port.label} of the preferred fabric"
+                return Reach(address, port.netdev, why)
     return Reach(None, None, "there is no default route: write [node] address")
 
 
-def _default_interfaces(routes: str) -> list[str]:
-    """Interfaces with a default route, the one of the smallest metric first."""
-    found = []
-    for line in routes.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) >= 8 and fields[1] == fields[7] == "00000000" and fields[6].isdecimal():
-            found.append((int(fields[6]), fields[0]))
-    return [name for _, name in sorted(found)]
+def interface_of(addresses: Mapping[str, Sequence[str]], address: str) -> str | None:
+    """The interface that has this address, however it is written."""
+    wanted = _parsed(address)
+    if wanted is None:
+        return None
+    return next((name for name, texts in addresses.items() if any(_parsed(text) == wanted for text in texts)), None)
 
 
-def _bare(text: str) -> str:
-    return text.partition("/")[0]
+def _best(texts: Iterable[str]) -> str | None:
+    """An address that others may reach, IPv4 before IPv6."""
+    found = [parsed for parsed in map(_parsed, texts) if parsed is not None]
+    usable = [one for one in found if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
+    return next((one.compressed for one in sorted(usable, key=lambda one: one.version)), None)
 
 
-def _is_usable(text: str) -> bool:
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
     try:
-        address = ip_address(text)
+        return ip_address(text.partition("/")[0].partition("%")[0])
     except ValueError:
-        return False
-    return not (address.is_loopback or address.is_link_local or address.is_unspecified)
+        return None
+
+
+Route = tuple[str, int, int]
+"""Interface, metric, flags of a default route."""
+
+
+def _routes4(text: str) -> Iterator[Route]:
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) >= 8 and fields[1] == fields[7] == ANY4:
+            yield from _route(fields[0], fields[6], 10, fields[3])
+
+
+def _routes6(text: str) -> Iterator[Route]:
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) >= 10 and (fields[0], fields[1]) == (ANY6, "00"):
+            yield from _route(fields[9], fields[5], 16, fields[8])
+
+
+def _route(interface: str, metric: str, base: int, flags: str) -> Iterator[Route]:
+    try:
+        yield interface, int(metric, base), int(flags, 16)
+    except ValueError:
+        # Not a line of the kernel.
+        return
+
+
+def _default_interfaces(routes: Iterable[Route]) -> list[str]:
+    """Interfaces with a default route, the one of the smallest metric first."""
+    found = [
+        (metric, name) for name, metric, flags in routes if flags & RTF_UP and not flags & RTF_REJECT and name != "lo"
+    ]
+    return [name for _, name in sorted(found)]

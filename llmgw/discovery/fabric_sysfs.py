@@ -1,4 +1,4 @@
-"""Reads RDMA devices from a sysfs root. Shell: every read may fail, and none loses the others."""
+"""Reads RDMA devices from a sysfs root, addresses and routes. Shell: every read may fail, and none loses the others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
 
+from llmgw.discovery.addresses import Routes
 from llmgw.discovery.fabric import RawDevice, RawGid, RawPort, raw_number, read_devices
 from llmgw.discovery.natural import natural
 from llmgw.domain.fabric import FabricInventory
@@ -19,6 +20,8 @@ PORTS_MAX = 64
 GIDS_MAX = 1024
 PKEYS_MAX = 1024
 """Entries that are looked at; the largest tables known have a quarter of each."""
+ROUTES_MAX = 1 << 20
+"""Characters; a router has long tables, a server with engines has some lines."""
 
 
 def read_fabric(sysfs: str = "/sys", addresses: Mapping[str, Sequence[str]] | None = None) -> FabricInventory:
@@ -51,6 +54,18 @@ def host_addresses() -> dict[str, list[str]]:
                     # A label such as eth0:1 is a second address of eth0, not an interface.
                     found.setdefault(name.partition(":")[0], []).append(f"{entry.address.partition('%')[0]}/{length}")
     return found
+
+
+def host_routes(proc: str = "/proc") -> Routes:
+    """The routing tables of this host; empty where they cannot be read."""
+    texts = []
+    for name in ("net/route", "net/ipv6_route"):
+        try:
+            with open(os.path.join(proc, name), encoding="ascii", errors="replace") as file:
+                texts.append(file.read(ROUTES_MAX))
+        except OSError:
+            texts.append("")
+    return Routes(*texts)
 
 
 def _prefix_length(netmask: str) -> int | None:

@@ -17,7 +17,7 @@ from attrs import field, frozen
 from llmgw.discovery.addresses import Reach, reach
 from llmgw.discovery.availability import availability
 from llmgw.discovery.fabric import chosen_fabrics
-from llmgw.discovery.fabric_sysfs import host_addresses, read_fabric
+from llmgw.discovery.fabric_sysfs import host_addresses, host_routes, read_fabric
 from llmgw.discovery.host_hardware import SHM, UVM, read_host
 from llmgw.discovery.survey import RunTool, merge_stale, survey
 from llmgw.domain.fabric import FabricInventory
@@ -142,13 +142,6 @@ def _rest(
         strangers = {pid: GpuHolder(pid, None, is_unknown=True) for pid in pids}
         return adapters, host, Reach(settings.address, None, ""), Ownership(strangers)
     host = read_host(meminfo=sources.meminfo, shm=SHM, uvm=UVM)
-    found = reach(adapters.addresses, _routes(), settings.address)
+    chosen = chosen_fabrics(adapters.fabric, settings.fabric, settings.island)
+    found = reach(adapters.addresses, host_routes(), settings.address, chosen)
     return adapters, host, found, ownership(pids, records() if inventory.gpus else Records())
-
-
-def _routes() -> str:
-    try:
-        with open("/proc/net/route", encoding="ascii", errors="replace") as file:
-            return file.read(1 << 16)
-    except OSError:
-        return ""

@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from attrs import frozen
 
 from llmgw.cli.errors import FAILED, CommandError
-from llmgw.discovery.inventory_json import read_node
-from llmgw.domain.hardware import NodeInventory
+from llmgw.discovery.availability import availability
+from llmgw.discovery.inventory_json import read_holders, read_node, read_quarantined
+from llmgw.domain.hardware import Availability, GpuHolder, NodeInventory
 
 INVENTORY_MAX = 16 << 20
 """Bytes of one file that are read."""
 
 
+@frozen
+class SavedNode:
+    """One file: the node, who was on its cards (by UUID), and which of them were in quarantine, with the reason."""
+
+    node: NodeInventory
+    holders: Mapping[str, tuple[GpuHolder, ...]]
+    quarantined: Mapping[str, str]
+
+    def availability(self, allowed: Literal["all"] | tuple[int | str, ...] = "all") -> Mapping[str, Availability]:
+        """What might have been handed out then, by UUID; engines of that node's llmgw are no strangers."""
+        processes = {holder.pid: holder for found in self.holders.values() for holder in found}
+        engines = {
+            uuid: [holder for holder in found if holder.shard is not None] for uuid, found in self.holders.items()
+        }
+        return availability(self.node.gpu, processes, quarantined=self.quarantined, engines=engines, allowed=allowed)
+
+
 def saved_nodes(paths: Sequence[str]) -> tuple[NodeInventory, ...]:
+    """The nodes alone, for who asks nothing about what is free there."""
+    return tuple(saved.node for saved in read_saved(paths))
+
+
+def read_saved(paths: Sequence[str]) -> tuple[SavedNode, ...]:
     """One node of each file. Raises CommandError for a file that is none, and for a node that comes twice."""
-    nodes: dict[str, tuple[str, NodeInventory]] = {}
+    nodes: dict[str, tuple[str, SavedNode]] = {}
     for path in paths:
-        node = saved_node(path)
-        if node.node in nodes:
+        saved = _read(path)
+        name = saved.node.node
+        if name in nodes:
             raise CommandError(
                 FAILED,
-                f"cannot use {path}: it is of node {node.node}, and so is {nodes[node.node][0]}",
+                f"cannot use {path}: it is of node {name}, and so is {nodes[name][0]}",
                 "give each node's newest inventory once",
             )
-        nodes[node.node] = (path, node)
-    return tuple(node for _, node in nodes.values())
+        nodes[name] = (path, saved)
+    return tuple(saved for _, saved in nodes.values())
 
 
-def saved_node(path: str) -> NodeInventory:
-    """Raises CommandError."""
+def _read(path: str) -> SavedNode:
     try:
         with open(path, "rb") as file:
             # A larger one is cut, and so no JSON any more.
-            return read_node(json.loads(file.read(INVENTORY_MAX)))
+            answer = json.loads(file.read(INVENTORY_MAX))
+        return SavedNode(read_node(answer), read_holders(answer), read_quarantined(answer))
     except OSError as error:
         raise CommandError(FAILED, f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -10,8 +10,8 @@ from attrs import frozen
 from llmgw.domain.problem import Problem
 
 if TYPE_CHECKING:
+    from llmgw.cli.saved_inventories import SavedNode
     from llmgw.config.model import Config
-    from llmgw.domain.hardware import NodeInventory
     from llmgw.domain.host import PortHolder
     from llmgw.supervisor.node_look import NodeFacts
 
@@ -30,14 +30,14 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
     from attrs import evolve
 
     from llmgw.cli.inventory import look_here
-    from llmgw.cli.saved_inventories import saved_nodes
+    from llmgw.cli.saved_inventories import read_saved
     from llmgw.cli.unit import UNIT, ask_systemd
     from llmgw.config.load import load
     from llmgw.preflight.needs import needs
     from llmgw.preflight.rules import preflight
     from llmgw.preflight.stop_time import stop_timeout_problem
 
-    saved = saved_nodes(inventory)
+    saved = read_saved(inventory)
     parsed = load(path, node=node, offline=offline, running=False)
     problems = list(parsed.problems)
     if not offline:
@@ -105,18 +105,17 @@ def own_pids(holders: Iterable[PortHolder], config: Config | None) -> set[int]:
     return own
 
 
-def as_facts(saved: Sequence[NodeInventory], config: Config | None) -> NodeFacts:
+def as_facts(saved: Sequence[SavedNode], config: Config | None) -> NodeFacts:
     """The saved node that the configuration means: the one of its name, else the only one."""
     from llmgw.cli.errors import FAILED, CommandError
-    from llmgw.discovery.availability import availability
     from llmgw.supervisor.node_look import NodeFacts
 
     name = config.node.name if config is not None else None
-    node = next((node for node in saved if node.node == name), saved[0] if len(saved) == 1 else None)
-    if node is None:
-        names = ", ".join(node.node for node in saved)
+    found = next((one for one in saved if one.node.node == name), saved[0] if len(saved) == 1 else None)
+    if found is None:
+        names = ", ".join(one.node.node for one in saved)
         raise CommandError(FAILED, f"cannot check for node {name}: the inventories are of {names}", "name one: --node")
-    return NodeFacts(node, availability(node.gpu, {}))
+    return NodeFacts(found.node, found.availability(config.node.gpus if config is not None else "all"))
 
 
 def read_or_refuse(path: str, *, node: str | None, offline: bool, color: str) -> Config:

@@ -19,6 +19,7 @@ from llmgw.domain.hardware import (
     GpuFlag,
     GpuHolder,
     GpuProcess,
+    Hindrance,
     HostHardware,
     Inventory,
     InventoryError,
@@ -154,21 +155,37 @@ def read_node(answer: object) -> NodeInventory:
     )
 
 
-def read_holders(answer: object) -> Mapping[int, GpuHolder]:
-    """What the same object tells about the processes on the GPUs, by pid. Raises ValueError likewise."""
-    found = {}
-    for gpu in _Table(answer, "").table("gpu").tables("gpus"):
-        for entry in gpu.tables("holders"):
-            holder = GpuHolder(
-                pid=entry.needed("pid", int),
-                memory=entry.optional("memory_mib", int),
-                user=entry.optional("user", str),
-                command=entry.optional("command", str),
-                shard=entry.optional("shard", str),
-                is_unknown=not entry.is_set("ours"),
-            )
-            found[holder.pid] = holder
-    return found
+def read_holders(answer: object) -> Mapping[str, tuple[GpuHolder, ...]]:
+    """What the same object tells about who is on the cards and slices, by UUID. Raises ValueError likewise."""
+    return {uuid: tuple(_read_holder(entry) for entry in may.tables("holders")) for uuid, may in _read_may(answer)}
+
+
+def read_quarantined(answer: object) -> Mapping[str, str]:
+    """Cards in quarantine, with the reason in words, by UUID. Raises ValueError likewise."""
+    return {
+        uuid: may.needed("why_not", str)
+        for uuid, may in _read_may(answer)
+        if may.optional("hindrance", str) == Hindrance.QUARANTINED
+    }
+
+
+def _read_may(answer: object) -> Iterator[tuple[str, _Table]]:
+    """Each card and slice with what was decided about it."""
+    gpu = _Table(answer, "").table("gpu")
+    for entry in gpu.tables("gpus"):
+        yield entry.needed("uuid", str), entry
+    yield from gpu.table("mig_assignable", needed=False).subtables()
+
+
+def _read_holder(entry: _Table) -> GpuHolder:
+    return GpuHolder(
+        pid=entry.needed("pid", int),
+        memory=entry.optional("memory_mib", int),
+        user=entry.optional("user", str),
+        command=entry.optional("command", str),
+        shard=entry.optional("shard", str),
+        is_unknown=not entry.is_set("ours"),
+    )
 
 
 class _Table:
@@ -248,6 +265,10 @@ class _Table:
 
     def tables(self, name: str) -> Sequence[_Table]:
         return [_Table(value, f"{self._place}{name}[{n}]") for n, value in enumerate(self.entries(name))]
+
+    def subtables(self) -> Iterator[tuple[str, _Table]]:
+        for key in self._found:
+            yield str(key), self.table(key)
 
     def items(self, name: str) -> Iterator[tuple[str, str]]:
         """The entries of an object of texts."""
@@ -525,11 +546,12 @@ def _slice(instance: MigInstance) -> dict[str, Any]:
 
 def _may(known: Availability | None) -> dict[str, Any]:
     if known is None:
-        return {"holders": [], "assignable": None, "why_not": None}
+        return {"holders": [], "assignable": None, "why_not": None, "hindrance": None}
     return {
         "holders": [_holder(holder) for holder in known.holders],
         "assignable": known.assignable,
         "why_not": known.why_not,
+        "hindrance": known.hindrance.value if known.hindrance is not None else None,
     }
 
 

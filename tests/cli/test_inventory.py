@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,7 @@ def gpu_words(case: str) -> list[str]:
 @pytest.fixture
 def build_sysfs(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(DATA / "tools"))
-    import build_sysfs
-
-    return build_sysfs.build
+    return import_module("build_sysfs").build
 
 
 def fabric_words(case: str, tmp_path: Path, build: Any) -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from llmgw.cli.errors import CommandError
-from llmgw.cli.verdict import examine, own_pids, saved_inventory
+from llmgw.cli.saved_inventories import read_saved
+from llmgw.cli.verdict import examine, own_pids
 from llmgw.domain.host import PortHolder
 
 
@@ -66,7 +67,7 @@ def test_a_stranger_on_the_port_is_an_error(tmp_path: Path, monkeypatch: pytest.
             f'[[shard]]\nname = "a"\nmodel = "m"\nengine = "command"\ncommand = ["/bin/sleep", "1"]\nport = {port}\n'
             f'[supervisor]\nstate_dir = "{tmp_path}/s"\nruntime_dir = "{tmp_path}/r"\n'
         )
-        verdict = examine(str(file), node=None, offline=False, inventory=None)
+        verdict = examine(str(file), node=None, offline=False)
     taken = [problem for problem in verdict.problems if problem.code == "port-taken"]
     assert [f"pid {os.getpid()}" in problem.message for problem in taken] == [True]
     assert taken[0].where is not None and taken[0].where.line == 6
@@ -77,5 +78,5 @@ def test_a_file_that_is_no_inventory_is_refused_with_the_way_to_make_one(tmp_pat
     path = tmp_path / "inventory.json"
     path.write_text(text)
     with pytest.raises(CommandError) as caught:
-        saved_inventory(str(path))
+        read_saved([str(path)])
     assert caught.value.hint is not None and "llmgw inventory --json" in caught.value.hint

@@ -99,7 +99,7 @@ def test_a_saved_inventory_of_a_busy_node_calls_its_own_engines_no_strangers(nod
     saved = node.folder / "saved.json"
     saved.write_text(json.dumps(told(node)))
     ours = json.loads(node.cli("check", "--json", "--inventory", str(saved)).stdout)
-    assert "gpu-held" not in {problem["code"] for problem in ours["problems"]}
+    assert "gpu-held" not in {problem["code"] for problem in ours["errors"]}
     node.write(QUICK + vllm("llama", "[1]"))
     others = json.loads(node.cli("check", "--json", "--inventory", str(saved)).stdout)
-    assert "gpu-held" in {problem["code"] for problem in others["problems"]}
+    assert "gpu-held" in {problem["code"] for problem in others["errors"]}

@@ -38,7 +38,9 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
     from llmgw.preflight.stop_time import stop_timeout_problem
 
     saved = read_saved(inventory)
-    parsed = load(path, node=node, offline=offline, running=False)
+    fabrics = {one.node.node: one.node.fabric for one in saved}
+    fabric = fabrics.get(node) if node is not None else saved[0].node.fabric if len(saved) == 1 else None
+    parsed = load(path, node=node, offline=offline, running=False, fabric=fabric)
     problems = list(parsed.problems)
     if not offline:
         wanted = needs(parsed.specs)
@@ -50,6 +52,7 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
                 inventory=looked.inventory,
                 availability=looked.availability,
                 hardware=looked.node.host,
+                fabric=looked.node.fabric,
             )
         own = own_pids(facts.port_holders.values(), parsed.config)
         problems += preflight(parsed.specs, facts, own_pids=own)

@@ -20,7 +20,9 @@ from attrs import evolve
 from llmgw.config.document import MAX_FILE, SourceFile, read_document
 from llmgw.config.parse import Include, Parsed, includes_of, parse
 from llmgw.config.reading import SECRET_MAX
+from llmgw.discovery.fabric_sysfs import read_fabric
 from llmgw.discovery.installed import engine_version, find_program
+from llmgw.domain.fabric import FabricInventory
 from llmgw.domain.hardware import Inventory
 from llmgw.domain.host import HostFacts, PathFact, PortHolder
 from llmgw.domain.problem import Problem, Where
@@ -46,17 +48,21 @@ def load(
     env: Mapping[str, str] | None = None,
     inventory: Inventory | None = None,
     port_holders: Mapping[int, PortHolder] | None = None,
+    fabric: FabricInventory | None = None,
+    sysfs: str = "/sys",
 ) -> Parsed:
     """Read a configuration with all its includes. Blocks (files only). Never raises for what a user wrote.
 
     `running` is for the process that will act on it: what only it can see (credentials) is an error when missing.
     Commands that merely look at a file pass False; an empty text stands for such a secret then.
+    `fabric` is that of a node which is not this one; without it the adapters below `sysfs` are read when asked for.
     The facts behind the outcome are in `Parsed.facts`, complete for `preflight` but for inventory and port holders
     that were not given.
     """
     variables = dict(os.environ if env is None else env)
     home = variables.get("HOME") or os.path.expanduser("~")
     facts = gather_host(variables, home, inventory=inventory, port_holders=port_holders)
+    facts = evolve(facts, fabric=fabric)
     files, problems = read_files(path, variables, home)
     contents: dict[str, bytes | str] = {}
     parsed = Parsed(None, (), {})
@@ -64,8 +70,11 @@ def load(
         parsed = parse(files, facts, contents=contents, problems=problems, node=node, offline=offline, running=running)
         paths = parsed.asked.paths - facts.paths.keys()
         secrets = parsed.asked.contents - contents.keys()
-        if not paths and not secrets:
+        adapters = parsed.asked.adapters and facts.fabric is None
+        if not paths and not secrets and not adapters:
             break
+        if adapters:
+            facts = evolve(facts, fabric=read_fabric(sysfs))
         facts = evolve(facts, paths={**facts.paths, **{p: path_fact(p) for p in paths}})
         contents |= {p: _secret_content(p) for p in secrets}
     return parsed if offline else evolve(parsed, facts=facts_for(parsed.specs, parsed.facts))

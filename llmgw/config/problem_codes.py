@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 CODES: Mapping[str, str] = {
+    "adapter-not-active": "A port of `[node] fabric` is there, but engines cannot use it now; the message says why. "
+    "`llmgw check` refuses it; for `llmgw run` it is a warning, since engines on one node do without.",
     "alias-taken": "A name among `aliases` already leads to another model. A name leads to one model.",
     "bad-value": "The value has the right type but not the form that this key wants; the message shows the form.",
     "credential-not-visible": "systemd gives credentials to the service alone, so a command in a shell cannot see "
@@ -32,6 +34,8 @@ CODES: Mapping[str, str] = {
     "nested-include": "An included file includes others. Only the main file may, so that reading order is plain.",
     "network-folder": "`runtime_dir` is on a network file system, where sockets and locks do not work.",
     "no-effect": "A key that does nothing together with the others.",
+    "no-such-adapter": "`[node] fabric` names an RDMA device or port that this host does not have. "
+    "`llmgw inventory` lists them.",
     "no-such-file": "A file that the configuration names does not exist.",
     "no-such-gpu": "`[node] gpus` names a GPU that this host does not have.",
     "no-such-group": "The group of the control socket does not exist on this host.",

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 
 from llmgw.config.document import Document
 from llmgw.config.kinds import Refusal
+from llmgw.domain.fabric import FabricInventory
 from llmgw.domain.host import HostFacts, PathFact
 from llmgw.domain.problem import Path, Problem, Severity
 
@@ -41,10 +42,12 @@ class Place:
 
 @frozen
 class Asked:
-    """What a configuration needs to know about the host: modes and kinds of paths, and contents of secrets' files."""
+    """What a configuration needs to know about the host: modes and kinds of paths, contents of secrets' files, and
+    whether it says anything about network adapters."""
 
     paths: frozenset[str] = frozenset()
     contents: frozenset[str] = frozenset()
+    adapters: bool = False
 
 
 Contents = Mapping[str, bytes | str]
@@ -64,6 +67,7 @@ class Reading:
     failed: set[tuple[str, Path]] = field(factory=set)
     asked_paths: set[str] = field(factory=set)
     asked_contents: set[str] = field(factory=set)
+    asked_adapters: bool = False
     secret_variables: set[str] = field(factory=set)
 
     def report(
@@ -104,9 +108,16 @@ class Reading:
         self.asked_paths.add(path)
         return self.contents.get(path)
 
+    def adapters(self) -> FabricInventory | None:
+        """The network adapters of this host; None is unknown."""
+        if self.offline:
+            return None
+        self.asked_adapters = True
+        return self.facts.fabric
+
     @property
     def asked(self) -> Asked:
-        return Asked(frozenset(self.asked_paths), frozenset(self.asked_contents))
+        return Asked(frozenset(self.asked_paths), frozenset(self.asked_contents), self.asked_adapters)
 
 
 def context_of(place: Place) -> str:

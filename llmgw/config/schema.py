@@ -280,7 +280,8 @@ NODE = Table(
                 words=("auto", "none"),
                 distinct=True,
             ),
-            "Adapters that engines may use, as `device` or `device:port`; NCCL gets them as an exact list.",
+            "Adapters that engines may use, as `device` or `device:port`; NCCL gets them as an exact list. "
+            '`"none"` chooses plain sockets.',
             default="auto",
             rule='Devices must exist and their ports be active. An empty list is refused: write `"none"`.',
             effect="restart",
@@ -288,7 +289,8 @@ NODE = Table(
         Key(
             "island",
             Text(r"[A-Za-z0-9_.:-]{1,128}", "letters, digits and . _ : -"),
-            "Name of the fabric this node is on, instead of what llmgw derives from the preferred one.",
+            "Name of the fabric this node is on, instead of what llmgw derives from the preferred one. With "
+            '`fabric = "none"`, name of the nodes that reach each other over sockets.',
             default_text="derived",
             effect="restart",
             sample="ib-1",
@@ -297,7 +299,7 @@ NODE = Table(
             "address",
             Text(r"[0-9A-Fa-f:.]{2,45}", "an IPv4 or IPv6 address"),
             "Address by which other nodes reach this one.",
-            default_text="derived",
+            default_text="that of the interface with the default route",
             rule="An address of this host; not loopback when there is a `[cluster]`.",
             effect="restart",
             sample="10.0.0.5",

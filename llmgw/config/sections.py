@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmgw.config.kinds import Listen, SecretForm, closest
@@ -22,8 +22,10 @@ from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import BAND, NODE, SUPERVISOR
 from llmgw.config.secret_values import hash_of, is_seen, resolve_secret
 from llmgw.config.written import Written
+from llmgw.discovery.fabric import chosen_fabrics, port_hindrance
 from llmgw.domain.directories import SOCKET_NAME, log_directory, runtime_directory, state_directory
 from llmgw.domain.hardware import InventoryStatus
+from llmgw.domain.problem import Severity
 from llmgw.domain.shard import Secret
 
 SOCKET_PATH_MAX = 107
@@ -51,6 +53,7 @@ def build_node(reading: Reading, file: Written, chosen: str | None) -> NodeConfi
     if address is not None and node.is_usable("address"):
         _check_address(reading, node, address, "cluster" in file.tables)
     _check_ranges(reading, node)
+    _check_fabric(reading, node)
     if facts.inventory is not None and facts.inventory.status is InventoryStatus.OK and not reading.offline:
         _check_gpus(reading, node)
     return NodeConfig(
@@ -89,11 +92,46 @@ def _check_address(reading: Reading, node: Written, address: str, has_cluster: b
     except ValueError:
         reading.report(place, "bad-value", f"'{address}' is no IPv4 or IPv6 address", "for example 10.0.0.5")
         return
-    if has_cluster and parsed.is_loopback:
+    if has_cluster and (parsed.is_loopback or parsed.is_unspecified):
         reading.report(place, "bad-value", f"other nodes cannot reach {address}", "write an address of the network")
-    elif reading.facts.addresses is not None and not reading.offline and str(parsed) not in reading.facts.addresses:
+    elif reading.facts.addresses is not None and not reading.offline and not _is_among(parsed, reading.facts.addresses):
         known = ", ".join(sorted(reading.facts.addresses)) or "none"
         reading.report(place, "not-this-host", f"{address} is no address of this host", f"this host has {known}")
+
+
+def _is_among(address: ipaddress.IPv4Address | ipaddress.IPv6Address, texts: Iterable[str]) -> bool:
+    """An IPv6 address has several spellings."""
+    return address.compressed in texts or address.exploded in texts
+
+
+def _check_fabric(reading: Reading, node: Written) -> None:
+    """Adapters that are named must exist, and their ports must be ones that engines can use."""
+    written = node.value("fabric")
+    has_list = isinstance(written, tuple) and node.is_usable("fabric")
+    if not has_list and "island" not in node.settings:
+        return
+    found = reading.adapters()
+    if found is None:
+        return
+    for index, name in enumerate(written if has_list else ()):
+        why = port_hindrance(found, name)
+        if why is None:
+            continue
+        place = node.place_of("fabric").at(index)
+        is_there = any(name in (port.device, port.label) for port in found.ports)
+        if is_there or name.partition(":")[0] in found.unreadable_devices:
+            # A cable that is out must not keep llmgw from serving: engines on one node do without.
+            severity: Severity = "warning" if reading.running else "error"
+            hint = "mend it, or leave it out; `llmgw inventory` shows all ports"
+            reading.report(place, "adapter-not-active", f"{name} cannot be used: {why}", hint, severity=severity)
+        else:
+            usable = ", ".join(port.label for port in found.ports if port.usable)
+            hint = f"usable are {usable}" if usable else 'this host has no usable adapter: write "auto" or "none"'
+            reading.report(place, "no-such-adapter", f"this host has no adapter {name}: {why}", hint)
+    if "island" in node.settings and written != "none" and chosen_fabrics(found, written).preferred is None:
+        message = "island names nothing: there is no adapter here that engines can use"
+        hint = 'remove it; or for nodes that reach each other by plain sockets, write fabric = "none" too'
+        reading.warn(node.place_of("island"), "no-effect", message, hint)
 
 
 def _check_ranges(reading: Reading, node: Written) -> None:

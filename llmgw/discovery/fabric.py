@@ -118,6 +118,8 @@ def port_hindrance(found: FabricInventory, wanted: str) -> str | None:
     named = [port for port in found.ports if wanted in (port.device, port.label)]
     if any(port.usable for port in named):
         return None
+    if len(named) == 1:
+        return named[0].reason
     if named:
         return "; ".join(dict.fromkeys(f"{port.label}: {port.reason}" for port in named))
     if wanted.partition(":")[0] in found.unreadable_devices:

@@ -174,3 +174,11 @@ def test_a_check_before_a_launch_asks_no_directory_service_for_groups(monkeypatc
 
     monkeypatch.setattr("grp.getgrall", refuse)
     assert gather_host({}, "/", with_groups=False).groups == frozenset()
+
+
+def test_adapters_are_read_from_sysfs_when_the_file_names_some(folder):
+    write(folder, "llmgw.toml", "[node]\nfabric = ['mlx5_0']\n" + shard())
+    parsed = load("llmgw.toml", env=ENV, sysfs=str(folder / "sys"))
+    assert found(parsed) == [("llmgw.toml:2:11", "no-such-adapter")]
+    write(folder, "plain.toml", shard())
+    assert load("plain.toml", env=ENV, sysfs=str(folder / "sys")).facts.fabric is None

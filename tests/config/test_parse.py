@@ -7,6 +7,7 @@ from config_texts import FACTS, codes, messages, read, rendered, shard, spec
 from llmgw.config.arithmetic import Sizes, Uneven, lay_out
 from llmgw.config.show import show_config
 from llmgw.config.supported import not_served_yet
+from llmgw.domain.fabric import Fabric, FabricInventory, FabricPort, PortKind
 from llmgw.domain.hardware import Gpu, Inventory, InventoryStatus
 from llmgw.domain.host import PathFact
 from llmgw.domain.shard import UNSET, EngineKind, ParallelLayout, Secret
@@ -393,6 +394,58 @@ def test_gpus_of_the_node_must_exist():
     assert messages(text.format("[0, 1]"), facts=facts)[0] == (
         "2:12 no-such-gpu this host has no GPU 1; indexes go from 0 to 0"
     )
+
+
+def adapters() -> FabricInventory:
+    active = FabricPort("mlx5_0", 1, PortKind.INFINIBAND, "ACTIVE", 400.0, True)
+    down = FabricPort("mlx5_0", 2, PortKind.INFINIBAND, "DOWN", 10.0, False, reason="the port is down")
+    return FabricInventory((active, down), (Fabric(PortKind.INFINIBAND, ("mlx5_0:1",)),), ("mlx5_3",))
+
+
+def test_adapters_of_the_node_must_exist_and_be_active():
+    facts = evolve(FACTS, fabric=adapters())
+    text = "[node]\nfabric = {}\n" + shard()
+    for good in ('"auto"', '"none"', '["mlx5_0"]', '["mlx5_0:1"]'):
+        assert messages(text.format(good), facts=facts) == []
+    assert messages(text.format('["mlx5_0", "mlx5", "mlx5_0:2", "mlx5_0:3", "mlx5_3"]'), facts=facts) == [
+        "2:21 no-such-adapter this host has no adapter mlx5: there is no such device; usable are mlx5_0:1",
+        "2:29 adapter-not-active mlx5_0:2 cannot be used: the port is down; mend it, or leave it out; "
+        "`llmgw inventory` shows all ports",
+        "2:41 no-such-adapter this host has no adapter mlx5_0:3: the device has mlx5_0:1, mlx5_0:2; "
+        "usable are mlx5_0:1",
+        "2:53 adapter-not-active mlx5_3 cannot be used: the device is listed, but it cannot be read; mend it, or "
+        "leave it out; `llmgw inventory` shows all ports",
+    ]
+
+
+def test_an_adapter_that_is_down_does_not_keep_llmgw_from_running_and_one_that_is_missing_does():
+    text = "[node]\nfabric = {}\n" + shard()
+    facts = evolve(FACTS, fabric=adapters())
+    down = read(text.format('["mlx5_0:1", "mlx5_0:2"]'), facts=facts, running=True)
+    assert down.config is not None and [p.severity for p in down.problems] == ["warning"]
+    assert read(text.format('["mlx4_0"]'), facts=facts, running=True).config is None
+
+
+def test_adapters_are_asked_for_only_when_something_is_written_about_them():
+    text = "[node]\nfabric = {}\n" + shard()
+    assert not read(text.format('"auto"')).asked.adapters
+    assert read(text.format('["mlx5_0"]')).asked.adapters
+    assert read("[node]\nisland = 'ib-1'\n" + shard()).asked.adapters
+    assert not read(text.format('["mlx5_0"]'), offline=True).asked.adapters
+    # Unknown is not missing.
+    assert codes(text.format('["mlx5_9"]')) == []
+
+
+def test_an_empty_list_of_adapters_is_refused():
+    assert [p.where.line for p in read("[node]\nfabric = []\n" + shard()).problems] == [2]
+
+
+def test_an_island_without_an_adapter_names_nothing_unless_sockets_are_chosen():
+    text = "[node]\nisland = 'ib-1'\n{}\n" + shard()
+    bare = evolve(FACTS, fabric=FabricInventory())
+    assert codes(text.format(""), facts=bare) == ["no-effect"]
+    assert codes(text.format("fabric = 'none'"), facts=bare) == []
+    assert codes(text.format(""), facts=evolve(FACTS, fabric=adapters())) == []
 
 
 # ---------------------------------------------------------------------------------------------------- gateway, cluster

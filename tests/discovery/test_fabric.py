@@ -325,7 +325,7 @@ def test_an_island_names_the_preferred_fabric_alone(two_kinds: FabricInventory) 
     [
         ("mlx5_0", None),
         ("mlx5_0:1", None),
-        ("mlx5_0:2", "mlx5_0:2: the port is down: no cable, or the other end is off"),
+        ("mlx5_0:2", "the port is down: no cable, or the other end is off"),
         ("mlx5_0:3", "the device has mlx5_0:1, mlx5_0:2"),
         ("mlx5_3", "the device is listed, but it cannot be read"),
         ("mlx5", "there is no such device"),

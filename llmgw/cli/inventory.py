@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         import time
 
         from llmgw.cli.inventory_view import inventory_lines
-        from llmgw.cli.screen import look
 
-        lines = inventory_lines(answer, has_card=has_card, now=time.time(), colour=look(args.color).colour)
+        shown = shards_of(args) if answer["source"] == "daemon" else {}
+        lines = inventory_lines(answer, has_card=has_card, now=time.time(), shards=shown)
         sys.stdout.write("\n".join(lines) + "\n")
     for text in warnings(answer, has_card=has_card):
         print(f"warning: {text}", file=sys.stderr)
@@ -140,6 +140,22 @@ def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
         print("warning: the running llmgw tells no inventory as this one knows it; look without it", file=sys.stderr)
         return None
     return answer
+
+
+def shards_of(args: argparse.Namespace) -> dict[str, str]:
+    """Shards as the inventory names them -> as status does, with a state that is not ready."""
+    from llmgw.cli.asking import Asker
+    from llmgw.control.client import ClientError
+
+    try:
+        shards = Asker.of(args).status().get("shards", ())
+    except ClientError:
+        return {}
+    return {
+        shard["shard"] if shard["replica"] == 0 else f"{shard['shard']}/{shard['replica']}": shard["name"]
+        + (f" ({shard['state']})" if shard["state"] != "ready" else "")
+        for shard in shards
+    }
 
 
 def from_host(args: argparse.Namespace) -> dict[str, Any]:

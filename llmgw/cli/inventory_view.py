@@ -18,9 +18,10 @@ NOTHING_THERE = ("command_missing", "driver_not_loaded")
 
 
 def inventory_lines(
-    answer: Mapping[str, Any], *, has_card: bool, now: float | None = None, colour: bool = False
+    answer: Mapping[str, Any], *, has_card: bool, now: float | None = None, shards: Mapping[str, str] | None = None
 ) -> list[str]:
-    """The whole picture, one string a line, without control characters of anybody else."""
+    """The whole picture, one string a line, without control characters of anybody else. `shards`: how to call those
+    that hold GPUs."""
     gpu, fabric = answer["gpu"], answer["fabric"]
     text = [heading(answer, has_card=has_card, now=now)]
     stale = gpu.get("stale")
@@ -35,7 +36,7 @@ def inventory_lines(
         name = f"GPU {lost['index']}" if lost["index"] is not None else "a GPU"
         text.append(f"{name} at {lost['bus_id']} is lost: reboot; if it comes back, have the card looked at")
     if gpu["gpus"] or gpu["mig_instances"]:
-        text += ["", *plain_lines(GPU_COLUMNS, list(gpu_rows(gpu)))]
+        text += ["", *plain_lines(GPU_COLUMNS, list(gpu_rows(gpu, shards or {})))]
     for other in gpu["other_gpus"]:
         size = gibibytes(other["memory_total_mib"])
         text.append(f"{other['vendor']} {other['index']}  {other['name']}  {size}  listed only: not placed on yet")
@@ -60,11 +61,11 @@ def heading(answer: Mapping[str, Any], *, has_card: bool, now: float | None) -> 
     return "   ".join(parts)
 
 
-def gpu_rows(gpu: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def gpu_rows(gpu: Mapping[str, Any], shards: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Neighbours that differ in nothing but their number share a line."""
     groups: list[tuple[tuple[str, ...], list[str]]] = []
     for card in gpu["gpus"]:
-        rest = gpu_row(card)
+        rest = gpu_row(card, shards)
         if groups and groups[-1][0] == rest:
             groups[-1][1].append(str(card["index"]))
         else:
@@ -79,25 +80,26 @@ def gpu_rows(gpu: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             "-",
             gibibytes(slice_["memory_total_mib"]),
             "-",
-            ", ".join(holder_texts(known.get("holders", ()))) or "-",
+            ", ".join(holder_texts(known.get("holders", ()), shards)) or "-",
             ", ".join(part for part in (slice_["uuid"], known.get("why_not")) if part),
         )
 
 
-def gpu_row(card: Mapping[str, Any]) -> tuple[str, ...]:
+def gpu_row(card: Mapping[str, Any], shards: Mapping[str, str]) -> tuple[str, ...]:
     return (
         card["class"] or "-",
         card["compute_cap"] or "-",
         gibibytes(card["memory_total_mib"]) + (" shared with the host" if card["unified_memory"] else ""),
         gibibytes(card.get("memory_free_mib")),
-        ", ".join(holder_texts(card["holders"])) or "-",
+        ", ".join(holder_texts(card["holders"], shards)) or "-",
         card.get("why_not") or ", ".join(flag for flag in card["health_flags"] if flag != "memory_in_use") or "-",
     )
 
 
-def holder_texts(holders: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def holder_texts(holders: Sequence[Mapping[str, Any]], shards: Mapping[str, str]) -> Iterator[str]:
     """Our shards by name, others by pid, memory, command and user."""
-    yield from dict.fromkeys(holder["shard"] for holder in holders if holder["shard"] is not None)
+    ours = dict.fromkeys(holder["shard"] for holder in holders if holder["shard"] is not None)
+    yield from (shards.get(shard, shard) for shard in ours)
     for holder in holders:
         if holder["shard"] is None:
             size = f" {gibibytes(holder['memory_mib'])}" if holder["memory_mib"] is not None else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from schema_check import faults
-from scripted_control import ControlServer, environment, llmgw
+from scripted_control import ControlServer, a_shard, a_status, environment, llmgw
 
 from llmgw.cli import inventory
 from llmgw.cli.main import main
@@ -352,6 +352,18 @@ def test_shards_and_strangers_on_the_cards_are_told_apart(tmp_path: Path) -> Non
     assert table[0][-2:] == ["a", "-"] and table[1][-2:] == ["b", "-"] and table[2][-2:] == ["-", "-"]
     assert "pid 4411 60.0 GiB, whose it is cannot be told" in lines[-2]
     assert "pid 4411 60.0 GiB (python, ann), not ours" in lines[-1] and lines[-1].endswith("held by pid 4411 python")
+
+
+def test_a_shard_that_is_not_ready_yet_is_shown_with_its_state_and_replicas_by_their_names(tmp_path: Path) -> None:
+    answer = told(tmp_path)
+    holder = {"pid": 1, "memory_mib": None, "user": None, "command": None, "ours": True}
+    answer["gpu"]["gpus"][0]["holders"] = [{**holder, "shard": "llama"}, {**holder, "shard": "llama/1"}]
+    status = a_status(
+        a_shard("llama/0", state="loading"), {**a_shard("llama/1"), "replica": 1}, a_shard("other", state="failed")
+    )
+    with ControlServer(tmp_path / "s", lambda _, path, __: (200, status if "status" in path else answer)) as server:
+        done = llmgw("-s", server.path, "inventory", env=alone(tmp_path))
+    assert "llama/0 (loading), llama/1  " in done.stdout
 
 
 def test_sick_cards_lost_ones_slices_and_other_vendors_are_listed_with_what_is_wrong(tmp_path: Path) -> None:

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 USAGE = "llmgw inventory [--json] [--sysfs DIR] [--nvidia-smi PATH] [--addresses FILE] [--meminfo FILE] | FILE ..."
 DETAILS = """\
+Asks the running llmgw; where none answers, looks itself and reads the records of the engines that llmgw left.
+
 With FILE, each what `llmgw inventory --json` printed on one node: the islands, which are nodes that reach each other
 over one fabric. Those files are also what check and plan take with --inventory.
 
 With any of --sysfs, --nvidia-smi, --addresses and --meminfo only these are read (and /proc/meminfo, unless --meminfo
 is given): neither a configuration nor a running llmgw nor anything else of this host.
 
-Unknown values are shown as -, never as 0.
+Unknown values are shown as -, never as 0. --json prints one object in every case, also after a failure.
 Exit code: 0, also when a GPU is missing and on a host without an NVIDIA card; else 1 when the GPUs cannot be read.
 """
 NOTHING_THERE = ("command_missing", "driver_not_loaded")

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from llmgw.discovery.natural import natural
 from llmgw.domain.display import neutralise
-from llmgw.domain.fabric import Fabric, FabricInventory, FabricPort, PortKind
+from llmgw.domain.fabric import FULL_MEMBER, PARTITION, Fabric, FabricInventory, FabricPort, PortKind
 
 ROCE_V2 = "RoCE v2"
 
@@ -27,8 +27,6 @@ _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", re.A
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
 """A name that a list of NCCL can hold: `:`, `,`, `=` and `^` have a meaning there."""
 _LINK_LOCAL = (ip_network("fe80::/10"), ip_network("169.254.0.0/16"))
-PKEY_MEMBER, PKEY_PARTITION = 0x8000, 0x7FFF
-"""Top bit of a partition key: a full member. The other bits name the partition."""
 _GID = re.compile(r"[0-9a-fA-F]{4}(?::[0-9a-fA-F]{4}){7}", re.ASCII)
 
 WHY_NOT_ACTIVE: Mapping[str, str] = {
@@ -298,7 +296,7 @@ def _partitions(ports: Sequence[FabricPort]) -> dict[str, int | None]:
     for partition in tables[0] if tables else ():
         if all(partition in table for table in tables):
             entries = [table[partition] for table in tables]
-            member = PKEY_MEMBER if all(full for full, _ in entries) else 0
+            member = FULL_MEMBER if all(full for full, _ in entries) else 0
             indexes = {index for _, index in entries}
             found[f"0x{partition | member:04x}"] = indexes.pop() if len(indexes) == 1 else None
     return found
@@ -309,7 +307,7 @@ def _table(port: FabricPort) -> dict[int, tuple[bool, int]]:
     found: dict[int, tuple[bool, int]] = {}
     for key, index in zip(port.pkeys, port.pkey_indexes, strict=True):
         number = int(key, 16)
-        partition, full = number & PKEY_PARTITION, bool(number & PKEY_MEMBER)
+        partition, full = number & PARTITION, bool(number & FULL_MEMBER)
         if partition and (partition not in found or (full and not found[partition][0])):
             found[partition] = (full, index)
     return found

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 
-from llmgw.domain.fabric import Fabric, FabricInventory, PortKind
+from llmgw.domain.fabric import FULL_MEMBER, PARTITION, Fabric, FabricInventory, PortKind
 
-FULL_MEMBER = 0x8000
 DEFAULT_PKEYS = ("0xffff",)
 """Where no partition keys were read: the one that every fabric has."""
 
@@ -133,7 +132,7 @@ def _talking(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 def can_talk(one: frozenset[int], other: frozenset[int]) -> bool:
     """The InfiniBand rule: a key equal in its low 15 bits, and at least one side a full member."""
-    return any((a ^ b) & 0x7FFF == 0 and (a | b) & FULL_MEMBER for a in one for b in other)
+    return any((a ^ b) & PARTITION == 0 and (a | b) & FULL_MEMBER for a in one for b in other)
 
 
 Vertex = tuple[frozenset[int], str]

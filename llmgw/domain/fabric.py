@@ -9,6 +9,9 @@ from attrs import frozen
 NCCL_PORTS_MAX = 32
 """Ports that NCCL takes at most (MAX_IB_DEVS in its net_ib.cc)."""
 
+FULL_MEMBER, PARTITION = 0x8000, 0x7FFF
+"""Parts of an InfiniBand partition key: the top bit marks a full member, the others name the partition."""
+
 
 class PortKind(StrEnum):
     """By the link layer: software devices count as RoCE, EFA and unknown ones as other."""

@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from llmgw.domain.fabric import NCCL_PORTS_MAX, Fabric, PortKind
+from llmgw.domain.fabric import FULL_MEMBER, NCCL_PORTS_MAX, PARTITION, Fabric, PortKind
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardSpec
 
@@ -25,9 +25,6 @@ HOST_ADDRESS: Mapping[EngineKind, str] = {EngineKind.VLLM: "VLLM_HOST_IP", Engin
 
 _INTERFACE = re.compile(r"[^\s/:,=^]{1,15}")
 """A name that a list of NCCL can hold; the kernel allows 15 bytes."""
-
-PARTITION, FULL_MEMBER = 0x7FFF, 0x8000
-"""The parts of an InfiniBand partition key."""
 
 Transport = Literal["fabric", "sockets"]
 
@@ -92,7 +89,7 @@ def multi_node_env(
             "no-common-fabric",
             "its nodes share no fabric",
             "place it on nodes of one island (`llmgw inventory FILE ...` shows them); or for plain sockets, which are "
-            'slow, write [node] fabric = "none" on each of them',
+            'slow, write [node] fabric = "none" and one name as island on each of them',
         )
     else:
         partition = _common_partition((fabric, *peers))

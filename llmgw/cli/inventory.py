@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 
 from llmgw.cli.errors import DONE, FAILED
+from llmgw.cli.errors import USAGE as WRONG_LINE
 from llmgw.discovery.pci import has_nvidia_card
 
 TYPE_CHECKING = False
@@ -54,9 +55,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    offline = any(getattr(args, name) is not None for name in OFFLINE)
+    if args.files and offline:
+        from llmgw.cli.errors import CommandError
+
+        raise CommandError(
+            WRONG_LINE, "cannot read saved inventories and a node at once", "see: llmgw inventory --help"
+        )
     if args.files:
         return show_islands(args)
-    offline = any(getattr(args, name) is not None for name in OFFLINE)
     complaints = Complaints()
     answer = from_files(args, complaints) if offline else (from_daemon(args) or from_host(args))
     has_card = look_for_card(args.sysfs) if offline else has_nvidia_card()

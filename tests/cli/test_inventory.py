@@ -443,6 +443,11 @@ def test_a_file_that_is_no_inventory_is_refused_with_the_way_to_make_one(text: s
     assert done.stderr.endswith("make one with: llmgw inventory --json > FILE\n")
 
 
+def test_files_and_sources_do_not_go_together(tmp_path: Path) -> None:
+    done = llmgw("inventory", "saved.json", "--sysfs", str(tmp_path), env=alone(tmp_path))
+    assert done.returncode == 2 and "saved inventories and a node at once" in done.stderr
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     done = llmgw("inventory", str(tmp_path / "none.json"), env=alone(tmp_path))
     assert done.returncode == 1 and done.stderr.startswith("error: cannot read ")

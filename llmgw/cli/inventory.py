@@ -145,7 +145,7 @@ def from_daemon(args: argparse.Namespace) -> dict[str, Any] | None:
             # Somebody meant a certain one.
             print(f"warning: {error.message}; this is a look without it", file=sys.stderr)
         return None
-    if not isinstance(answer.get("gpu"), dict) or not isinstance(answer.get("fabric"), dict):
+    if not all(isinstance(answer.get(part), dict) for part in ("gpu", "fabric", "host")):
         print("warning: the running llmgw tells no inventory as this one knows it; look without it", file=sys.stderr)
         return None
     return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmgw.cli.inventory import is_without_card
 from llmgw.cli.table import plain_lines
 from llmgw.cli.words import counted, duration, gpu_ranges
 from llmgw.domain.display import neutralise
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 GPU_COLUMNS = ("GPU", "CLASS", "CC", "MEMORY", "FREE", "HELD BY", "NOTE")
 PORT_COLUMNS = ("FABRIC", "KIND", "RATE", "ADAPTERS", "NOTE")
 KINDS = {"infiniband": "InfiniBand", "roce": "RoCE", "other": "other"}
-NOTHING_THERE = ("command_missing", "driver_not_loaded")
 
 
 def inventory_lines(
@@ -30,13 +30,13 @@ def inventory_lines(
         why = stale["detail"] or stale["error_kind"]
         text.append(f"stale: nvidia-smi has failed{age} ({why}): these are older facts, nothing new is placed")
     elif gpu["status"] != "ok":
-        word = "no GPU" if gpu["error_kind"] in NOTHING_THERE and not has_card else gpu["status"]
+        word = "no GPU" if is_without_card(answer, has_card=has_card) else gpu["status"]
         text.append(f"{word}: {gpu['detail'] or gpu['error_kind'] or 'a GPU is missing'}")
     for lost in gpu["lost"]:
         name = f"GPU {lost['index']}" if lost["index"] is not None else "a GPU"
         text.append(f"{name} at {lost['bus_id']} is lost: reboot; if it comes back, have the card looked at")
     if gpu["gpus"] or gpu["mig_instances"]:
-        text += ["", *plain_lines(GPU_COLUMNS, list(gpu_rows(gpu, shards or {})))]
+        text += ["", *plain_lines(GPU_COLUMNS, list(gpu_rows(answer, shards or {})))]
     for other in gpu["other_gpus"]:
         size = gibibytes(other["memory_total_mib"])
         text.append(f"{other['vendor']} {other['index']}  {other['name']}  {size}  listed only: not placed on yet")
@@ -61,11 +61,12 @@ def heading(answer: Mapping[str, Any], *, has_card: bool, now: float | None) -> 
     return "   ".join(parts)
 
 
-def gpu_rows(gpu: Mapping[str, Any], shards: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
-    """Neighbours that differ in nothing but their number share a line."""
+def gpu_rows(answer: Mapping[str, Any], shards: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Cards, then slices. Neighbours that differ in nothing but their number share a line."""
+    gpu, of_host = answer["gpu"], answer["host"]["memory_total_mib"]
     groups: list[tuple[tuple[str, ...], list[str]]] = []
     for card in gpu["gpus"]:
-        rest = gpu_row(card, shards)
+        rest = gpu_row(card, of_host, shards)
         if groups and groups[-1][0] == rest:
             groups[-1][1].append(str(card["index"]))
         else:
@@ -85,11 +86,12 @@ def gpu_rows(gpu: Mapping[str, Any], shards: Mapping[str, str]) -> Iterator[tupl
         )
 
 
-def gpu_row(card: Mapping[str, Any], shards: Mapping[str, str]) -> tuple[str, ...]:
+def gpu_row(card: Mapping[str, Any], of_host: int | None, shards: Mapping[str, str]) -> tuple[str, ...]:
+    memory = gibibytes(of_host) + " unified" if card["unified_memory"] else gibibytes(card["memory_total_mib"])
     return (
         card["class"] or "-",
         card["compute_cap"] or "-",
-        gibibytes(card["memory_total_mib"]) + (" shared with the host" if card["unified_memory"] else ""),
+        memory,
         gibibytes(card.get("memory_free_mib")),
         ", ".join(holder_texts(card["holders"], shards)) or "-",
         card.get("why_not") or ", ".join(flag for flag in card["health_flags"] if flag != "memory_in_use") or "-",

@@ -382,6 +382,12 @@ def test_sick_cards_lost_ones_slices_and_other_vendors_are_listed_with_what_is_w
     assert "amd 0  MI300X  192.0 GiB  listed only: not placed on yet" in shown(tmp_path, answer)[0]
 
 
+def test_memory_that_card_and_host_share_is_shown_as_the_hosts(tmp_path: Path) -> None:
+    answer = told(tmp_path, "gb10-spark")
+    answer["host"]["memory_total_mib"] = 122 * 1024
+    assert "122.0 GiB unified" in shown(tmp_path, answer)[0]
+
+
 def test_older_facts_are_marked_with_their_age_and_are_a_failure(tmp_path: Path) -> None:
     answer = told(tmp_path)
     answer["gpu"]["stale"] = {"error_kind": "timeout", "detail": "nvidia-smi did not end within 20 s", "since": 0.0}

@@ -128,7 +128,9 @@ def _check_fabric(reading: Reading, node: Written) -> None:
             usable = ", ".join(port.label for port in found.ports if port.usable)
             hint = f"usable are {usable}" if usable else 'this host has no usable adapter: write "auto" or "none"'
             reading.report(place, "no-such-adapter", f"this host has no adapter {name}: {why}", hint)
-    if "island" in node.settings and written != "none" and chosen_fabrics(found, written).preferred is None:
+    # Of a list that names nothing usable that has been told already.
+    is_told = has_list or written == "none" or not node.is_usable("fabric")
+    if "island" in node.settings and not is_told and chosen_fabrics(found, written).preferred is None:
         message = "island names nothing: there is no adapter here that engines can use"
         hint = 'remove it; or for nodes that reach each other by plain sockets, write fabric = "none" too'
         reading.warn(node.place_of("island"), "no-effect", message, hint)

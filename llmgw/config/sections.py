@@ -22,7 +22,7 @@ from llmgw.config.reading import Place, Reading
 from llmgw.config.schema import BAND, NODE, SUPERVISOR
 from llmgw.config.secret_values import hash_of, is_seen, resolve_secret
 from llmgw.config.written import Written
-from llmgw.discovery.fabric import chosen_fabrics, port_hindrance
+from llmgw.discovery.fabric import port_hindrance
 from llmgw.domain.directories import SOCKET_NAME, log_directory, runtime_directory, state_directory
 from llmgw.domain.hardware import InventoryStatus
 from llmgw.domain.problem import Severity
@@ -129,8 +129,8 @@ def _check_fabric(reading: Reading, node: Written) -> None:
             hint = f"usable are {usable}" if usable else 'this host has no usable adapter: write "auto" or "none"'
             reading.report(place, "no-such-adapter", f"this host has no adapter {name}: {why}", hint)
     # Of a list that names nothing usable that has been told already.
-    is_told = has_list or written == "none" or not node.is_usable("fabric")
-    if "island" in node.settings and not is_told and chosen_fabrics(found, written).preferred is None:
+    is_auto = written == "auto" and node.is_usable("fabric")
+    if "island" in node.settings and is_auto and found.preferred is None:
         message = "island names nothing: there is no adapter here that engines can use"
         hint = 'remove it; or for nodes that reach each other by plain sockets, write fabric = "none" too'
         reading.warn(node.place_of("island"), "no-effect", message, hint)

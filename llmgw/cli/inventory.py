@@ -252,7 +252,8 @@ def look_here(config: str | None, notify: Callable[[str], None] = lambda text: N
         records = Records(records.found, complete=False)
     else:
         told_of(records, state_dir, notify)
-    return look_at(Sources.of_this_host(), settings, timeout, records)
+    # Whoever may not read the records may not read this either.
+    return look_at(Sources.of_this_host(), settings, timeout, records, state_dir if records.complete else None)
 
 
 def told_of(records: Records, state_dir: str, notify: Callable[[str], None]) -> None:
@@ -263,8 +264,11 @@ def told_of(records: Records, state_dir: str, notify: Callable[[str], None]) -> 
         )
 
 
-def look_at(sources: Sources, settings: NodeSettings, timeout: float, records: Records) -> NodeFacts:
-    """One look; `timeout` in seconds is for questions about GPUs. Processes are told ours by `records`."""
+def look_at(
+    sources: Sources, settings: NodeSettings, timeout: float, records: Records, state_dir: str | None = None
+) -> NodeFacts:
+    """One look; `timeout` in seconds is for questions about GPUs. Processes are told ours by `records`; GPUs that the
+    last llmgw kept in quarantine are in `state_dir`."""
     import time
     from functools import partial
 
@@ -272,10 +276,13 @@ def look_at(sources: Sources, settings: NodeSettings, timeout: float, records: R
 
     from llmgw.supervisor.children import Children
     from llmgw.supervisor.node_look import look_at_node
+    from llmgw.supervisor.quarantine import Quarantine
     from llmgw.supervisor.tools import SoleTool
 
     tool = SoleTool(Children()).run
     looking = partial(look_at_node, tool, sources, settings, timeout=timeout, now=time.time, records=lambda: records)
+    if state_dir is not None:
+        looking = partial(looking, quarantined=Quarantine(state_dir, now=time.time).recheck)
     return trio.run(looking)
 
 

@@ -75,6 +75,21 @@ def test_an_engine_that_has_just_begun_to_load_is_shown_on_its_card(node: Node) 
     node.until(lambda: holders_of(told(node)) == {0: {"llama"}}, "the card is shown as the shard's")
 
 
+def test_a_quarantine_is_known_without_llmgw_too(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    more = 'gpu_release_timeout = "1s"\nstop_timeout = "1s"\n'
+    node.write(QUICK + vllm("llama", "1", "--fake-gpu-release", "never") + more)
+    node.start()
+    node.wait_state("llama", "ready")
+    node.cli("stop", "llama", "--wait")
+    node.until(lambda: told(node)["gpu"]["gpus"][0]["hindrance"] == "quarantined", "the card is in quarantine")
+    node.until(lambda: (node.state / "quarantine.json").exists(), "it is on disk")
+    node.kill()
+    (card,) = told(node)["gpu"]["gpus"]
+    assert card["hindrance"] == "quarantined"
+    assert card["why_not"].startswith("not released after llama ended: ")
+
+
 def test_what_cannot_be_read_of_the_records_makes_nobody_a_stranger(node: Node) -> None:
     gpus = FakeGpus(node, gpus=1)
     node.write(QUICK + vllm("llama"))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import glob
 import grp
-import json
 import os
 import resource
 import socket
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 from attrs import evolve
 
+from llmgw.config import model_files
 from llmgw.config.document import MAX_FILE, SourceFile, read_document
 from llmgw.config.parse import Include, Parsed, includes_of, parse
 from llmgw.config.reading import SECRET_MAX
@@ -31,8 +30,6 @@ from llmgw.engines.adapter import profile
 
 INCLUDED_MOST = 1000
 """Files; a glob that meets more is a mistaken one."""
-MODEL_CONFIG_MAX = 4 << 20
-"""Bytes of a model's config.json that are read."""
 ROUNDS = 4
 """Reading again after gathering what was asked: one round for most files; a second where one answer leads to another
 question (a credential's second name)."""
@@ -186,6 +183,8 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
     paths = dict(facts.paths)
     models = dict(facts.model_configs)
     versions = dict(facts.engine_versions)
+    folders = dict(facts.model_folders)
+    ggufs = dict(facts.gguf_files)
     for spec in specs:
         if spec.command and spec.command[0] not in programs:
             programs[spec.command[0]] = find_program(spec, facts.env)
@@ -198,11 +197,24 @@ def facts_for(specs: Iterable[ShardSpec], facts: HostFacts) -> HostFacts:
         for path in (spec.weights, spec.workdir):
             if path and path.startswith("/"):
                 paths[path] = path_fact(path)
-        if spec.weights and spec.weights.startswith("/") and spec.weights not in models:
-            config = _model_config(spec.weights)
+        weights = spec.weights
+        if weights and weights.startswith("/") and weights not in models and weights not in folders:
+            config = model_files.read_config(weights)
             if config is not None:
-                models[spec.weights] = config
-    return evolve(facts, programs=programs, paths=paths, model_configs=models, engine_versions=versions)
+                models[weights] = config
+            if os.path.isdir(weights):
+                folders[weights] = model_files.read_folder(weights, config)
+            elif os.path.isfile(weights) and weights not in ggufs:
+                ggufs[weights] = model_files.read_gguf(weights)
+    return evolve(
+        facts,
+        programs=programs,
+        paths=paths,
+        model_configs=models,
+        model_folders=folders,
+        gguf_files=ggufs,
+        engine_versions=versions,
+    )
 
 
 def path_fact(path: str) -> PathFact:
@@ -259,13 +271,3 @@ def _addresses() -> frozenset[str] | None:
         for address in found
         if address.family in families
     )
-
-
-def _model_config(folder: str) -> Mapping[str, Any] | None:
-    try:
-        with open(os.path.join(folder, "config.json"), "rb") as file:
-            data = file.read(MODEL_CONFIG_MAX + 1)
-        found = json.loads(data) if len(data) <= MODEL_CONFIG_MAX else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -43,6 +43,30 @@ class PortHolder:
 
 
 @frozen
+class ModelFolder:
+    """What lies in a local folder with weights."""
+
+    config: Literal["read", "missing", "unreadable"]
+    listed: int = 0
+    """Files that its index names, 0 without an index."""
+    missing: tuple[str, ...] = ()
+    """Those of them that are not there."""
+    weight_bytes: int | None = None
+    """All weights together; None is unknown."""
+    tokenizer: bool | None = None
+    """Whether there are files of a tokenizer; None is unknown."""
+
+
+@frozen
+class GgufFile:
+    """A file that llama.cpp is to load."""
+
+    is_gguf: bool
+    missing: tuple[str, ...] = ()
+    """Parts of a split model that are not beside it."""
+
+
+@frozen
 class HostFacts:
     """The host as it was at one moment."""
 
@@ -67,6 +91,10 @@ class HostFacts:
     fabric: FabricInventory | None = None
     model_configs: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     """Local weights folder -> its parsed config.json."""
+    model_folders: Mapping[str, ModelFolder] = field(factory=dict)
+    """Local weights folder -> what lies in it."""
+    gguf_files: Mapping[str, GgufFile] = field(factory=dict)
+    """Local weights file -> what it is."""
     engine_versions: Mapping[str, str | None] = field(factory=dict)
     """Executable -> version from the metadata beside it."""
     memlock: tuple[int, int] | None = None

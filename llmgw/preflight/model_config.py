@@ -17,6 +17,90 @@ def attention_heads(config: Mapping[str, Any]) -> int | None:
     return next(_integers(config, ("num_attention_heads", "n_head")), None)
 
 
+def kv_heads(config: Mapping[str, Any]) -> int | None:
+    """Number of key-value heads, None where the file names none: then there are as many as attention heads."""
+    return next(_integers(config, ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")), None)
+
+
+def is_latent(config: Mapping[str, Any]) -> bool:
+    """Whether attention keeps one compressed vector per token instead of heads (MLA, as DeepSeek's models)."""
+    return next(_integers(config, ("kv_lora_rank",)), None) is not None
+
+
+def cache_bytes_per_token(config: Mapping[str, Any], tensor: int, number_bytes: float, context: int) -> int | None:
+    """The least that the key-value cache of all layers takes on one rank per token of a request of `context` tokens;
+    None where the file does not say. Layers with a sliding window keep that window only, layers without attention
+    (Mamba, linear attention) nothing.
+    """
+    layers = next(_integers(config, ("num_hidden_layers", "n_layer", "num_layers")), None)
+    if layers is None:
+        return None
+    if is_latent(config):
+        rank = next(_integers(config, ("kv_lora_rank",)), 0)
+        rope = next(_integers(config, ("qk_rope_head_dim",)), 0)
+        # Every rank has the whole vector.
+        return int(layers * (rank + rope) * number_bytes)
+    heads, size = kv_heads(config) or attention_heads(config), head_size(config)
+    if heads is None or size is None:
+        return None
+    per_layer = 2 * max(1, heads // tensor) * size * number_bytes
+    return int(_full_layers(config, layers, context) * per_layer)
+
+
+def head_size(config: Mapping[str, Any]) -> int | None:
+    written = next(_integers(config, ("head_dim",)), None)
+    hidden, heads = next(_integers(config, ("hidden_size", "n_embd")), None), attention_heads(config)
+    if written is not None or hidden is None or heads is None:
+        return written
+    return hidden // heads
+
+
+def _full_layers(config: Mapping[str, Any], layers: int, context: int) -> float:
+    """Layers that keep the whole context; one with a window counts as the part of it that the window is."""
+    kinds = next((part["layer_types"] for part in _parts(config) if isinstance(part.get("layer_types"), list)), None)
+    window = next(_integers(config, ("sliding_window",)), None)
+    part = min(1.0, window / context) if window is not None and context > 0 else 1.0
+    if kinds is None:
+        if any(key in inner for inner in _parts(config) for key in MIXED_KEYS):
+            return 0.0
+        used = not any(inner.get("use_sliding_window") is False for inner in _parts(config))
+        return layers * (part if window is not None and used else 1.0)
+    full = sum(1 for kind in kinds if kind == "full_attention")
+    return full + part * sum(1 for kind in kinds if kind == "sliding_attention")
+
+
+MIXED_KEYS = ("layers_block_type", "hybrid_override_pattern", "attn_layer_period", "mamba_d_state", "full_attn_idxs")
+"""Signs of layers without attention, told in a way of the model's own."""
+
+
+def is_bf16(config: Mapping[str, Any]) -> bool:
+    return any(part.get(key) == "bfloat16" for part in _parts(config) for key in ("torch_dtype", "dtype"))
+
+
+def is_float32(config: Mapping[str, Any]) -> bool:
+    return any(part.get(key) == "float32" for part in _parts(config) for key in ("torch_dtype", "dtype"))
+
+
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    return any(isinstance(part.get("quantization_config"), Mapping) for part in _parts(config))
+
+
+def has_nvfp4_weights(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint's weights are 4-bit floats in NVIDIA's form. MXFP4 is another and runs on older cards."""
+    return any(_is_nvfp4(part["quantization_config"]) for part in _parts(config) if "quantization_config" in part)
+
+
+def _is_nvfp4(quantization: Any) -> bool:
+    if not isinstance(quantization, Mapping):
+        return False
+    method = str(quantization.get("quant_method", "")).lower()
+    if "nvfp4" in method or method == "modelopt_fp4":
+        return True
+    if method == "modelopt":
+        return "NVFP4" in str(quantization.get("quant_algo", "")).upper()
+    return method == "compressed-tensors" and "nvfp4" in str(quantization.get("format", "")).lower()
+
+
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The longest context in tokens that an engine can derive from the file. An upper bound: engines differ in how
     they read scaled positions, and refusing what one of them accepts would be wrong."""

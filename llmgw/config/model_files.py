@@ -1,0 +1,119 @@
+"""What lies in a local folder of weights, read within bounds. Shell: a network disk may be slow, so this runs in a
+thread wherever something waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llmgw.domain.host import GgufFile, ModelFolder
+
+CONFIG_MAX = 4 << 20
+"""Bytes of a config.json that are read; the largest genuine ones have some 100 KiB."""
+INDEX_MAX = 64 << 20
+"""Bytes of an index: 4 MiB for models of a thousand files."""
+FILES_MAX = 10_000
+"""Entries of a folder that are looked at."""
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "consolidated.safetensors.index.json")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+"""Endings of files with weights; the first kind that there is counts, since engines load one of them."""
+TOKENIZERS = frozenset(
+    {
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "vocab.json",
+        "vocab.txt",
+        "tekken.json",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "qwen.tiktoken",
+    }
+)
+GGUF = b"GGUF"
+_SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.ASCII)
+
+
+def read_config(folder: str) -> Mapping[str, Any] | None:
+    """Its config.json; None where there is none that can be used."""
+    found = _json(os.path.join(folder, "config.json"), CONFIG_MAX)
+    return found if isinstance(found, dict) else None
+
+
+def read_folder(folder: str, config: Mapping[str, Any] | None) -> ModelFolder:
+    """Never raises."""
+    try:
+        names = set(sorted(os.listdir(folder))[:FILES_MAX])
+    except OSError:
+        return ModelFolder("unreadable" if config is None else "read")
+    listed = _listed(folder, names)
+    return ModelFolder(
+        config="read" if config is not None else "unreadable" if "config.json" in names else "missing",
+        listed=len(listed),
+        missing=tuple(sorted(name for name in listed if name not in names and not _is_there(folder, name))),
+        weight_bytes=_weight_bytes(folder, names, listed),
+        tokenizer=not TOKENIZERS.isdisjoint(names) or any(name.endswith(".tiktoken") for name in names),
+    )
+
+
+def read_gguf(path: str) -> GgufFile:
+    """Never raises; a file that cannot be read is told elsewhere and passes here."""
+    try:
+        with open(path, "rb") as file:
+            is_gguf = file.read(len(GGUF)) == GGUF
+    except OSError:
+        return GgufFile(is_gguf=True)
+    split = _SPLIT.fullmatch(os.path.basename(path))
+    if split is None:
+        return GgufFile(is_gguf)
+    parts = int(split["parts"])
+    names = (f"{split['stem']}-{part:05}-of-{parts:05}.gguf" for part in range(1, min(parts, FILES_MAX) + 1))
+    folder = os.path.dirname(path)
+    return GgufFile(is_gguf, tuple(name for name in names if not os.path.exists(os.path.join(folder, name))))
+
+
+def _listed(folder: str, names: set[str]) -> frozenset[str]:
+    """The files that the first index names."""
+    for index in INDEXES:
+        if index not in names:
+            continue
+        found = _json(os.path.join(folder, index), INDEX_MAX)
+        files = found.get("weight_map") if isinstance(found, dict) else None
+        if isinstance(files, dict):
+            return frozenset(name for name in files.values() if isinstance(name, str) and _is_name(name))
+    return frozenset()
+
+
+def _weight_bytes(folder: str, names: set[str], listed: frozenset[str]) -> int | None:
+    wanted = sorted(listed & names) if listed else []
+    if not listed:
+        kind = next((end for end in WEIGHTS if any(name.endswith(end) for name in names)), None)
+        # Some folders hold the same weights twice, in the vendor's own layout too.
+        wanted = [name for name in names if kind and name.endswith(kind) and not name.startswith("consolidated")]
+        wanted = wanted or [name for name in names if kind and name.endswith(kind)]
+    try:
+        return sum(os.stat(os.path.join(folder, name)).st_size for name in wanted)
+    except OSError:
+        return None
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= 255 and not name.startswith("/") and ".." not in name.split("/")
+
+
+def _is_there(folder: str, name: str) -> bool:
+    # In a folder below, or beyond what was listed.
+    return os.path.exists(os.path.join(folder, name))
+
+
+def _json(path: str, limit: int) -> Any:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+        return json.loads(data) if len(data) <= limit else None
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from llmgw.cli.saved_inventories import SavedNode
     from llmgw.config.model import Config
     from llmgw.domain.host import PortHolder
+    from llmgw.domain.shard import ShardSpec
+    from llmgw.placement.proposal import Proposal
     from llmgw.supervisor.node_look import NodeFacts
 
 
@@ -33,6 +35,7 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
     from llmgw.cli.saved_inventories import read_saved
     from llmgw.cli.unit import UNIT, ask_systemd
     from llmgw.config.load import load
+    from llmgw.placement.proposal import with_chosen
     from llmgw.preflight.needs import needs
     from llmgw.preflight.rules import preflight
     from llmgw.preflight.stop_time import stop_timeout_problem
@@ -45,6 +48,7 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
     if not offline:
         wanted = needs(parsed.specs)
         facts = evolve(parsed.facts, port_holders=holders_of(wanted.ports))
+        looked = None
         if wanted.inventory or saved:
             looked = as_facts(saved, parsed.config) if saved else look_here(path)
             facts = evolve(
@@ -55,11 +59,29 @@ def examine(path: str, *, node: str | None, offline: bool, inventory: Sequence[s
                 fabric=looked.node.fabric,
             )
         own = own_pids(facts.port_holders.values(), parsed.config)
-        problems += preflight(parsed.specs, facts, own_pids=own)
+        proposal = propose_here(parsed.specs, parsed.config, looked) if looked is not None else None
+        specs = parsed.specs
+        if proposal is not None and looked is not None:
+            specs = tuple(with_chosen(spec, proposal, looked.node.node) for spec in specs)
+            reasons = ((id_.name, proposal.placement.reasons.get(id_)) for spec in specs for id_ in spec.ids)
+            facts = evolve(facts, unplaced={name: reason for name, reason in reasons if reason is not None})
+        problems += preflight(specs, facts, own_pids=own)
         late = stop_timeout_problem(UNIT, ask_systemd(), parsed.specs)
         if late is not None:
             problems.append(late)
     return Verdict(path=path, config=parsed.config, problems=in_order(problems), sources=parsed.sources)
+
+
+def propose_here(specs: Sequence[ShardSpec], config: Config | None, looked: NodeFacts) -> Proposal | None:
+    """What placement would do on this node now; None where the GPUs cannot be read. Engines of ours are no hindrance:
+    it is the whole configuration that is placed."""
+    from llmgw.placement.proposal import Site, propose
+
+    if not looked.inventory.is_current:
+        return None
+    labels = config.node.labels if config is not None else {}
+    allowed = config.node.gpus if config is not None else "all"
+    return propose(specs, [Site(looked.node, looked.availability, labels, allowed)])
 
 
 def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:

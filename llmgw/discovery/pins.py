@@ -58,7 +58,7 @@ def resolve_pins(spec: ShardSpec, inventory: Inventory | None) -> tuple[Pin, ...
     if not spec.gpus or inventory is None:
         return on_trust
     pins: list[Pin] = []
-    refused = _unseen(inventory, spec)
+    refused = unseen(inventory, spec)
     for position, entry in enumerate(spec.gpus if refused is None else ()):
         found = find_gpu(entry, inventory)
         if isinstance(found, str):
@@ -117,17 +117,21 @@ def ordinals_may_differ(inventory: Inventory) -> bool:
     return bool(inventory.lost) or any(gpu.mig_enabled for gpu in inventory.gpus)
 
 
-def _unseen(inventory: Inventory, spec: ShardSpec) -> Refused | None:
+def unseen(inventory: Inventory, spec: ShardSpec) -> Refused | None:
+    """Why nobody can say which GPUs this node has now; None where it can be said."""
+    which = f"what GPU {spec.pinned_gpus[0]} is" if spec.pinned_gpus else "which GPUs there are"
     if inventory.stale is not None:
         detail = inventory.stale.detail or "nvidia-smi failed"
-        hint = _hint_of(inventory.stale.error)
-        return Refused(UNKNOWN, f"cannot tell what GPU {spec.pinned_gpus[0]} is now: {detail}", hint)
+        return Refused(UNKNOWN, f"cannot tell {which} now: {detail}", _hint_of(inventory.stale.error))
     if inventory.status is not InventoryStatus.ERROR:
         return None
     detail = inventory.detail or "nvidia-smi failed"
     # No nvidia-smi says that there are no such GPUs; one that fails says nothing.
     code = MISSING if inventory.error is InventoryError.COMMAND_MISSING else UNKNOWN
-    return Refused(code, f"cannot tell what GPU {spec.pinned_gpus[0]} is: {detail}", _hint_of(inventory.error))
+    hint = _hint_of(inventory.error)
+    if code == MISSING and not spec.pinned_gpus:
+        hint = "install the NVIDIA driver's tools, or write gpus = 0 to run it on the CPU"
+    return Refused(code, f"cannot tell {which}: {detail}", hint)
 
 
 def _hint_of(error: InventoryError | None) -> str:

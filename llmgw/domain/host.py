@@ -87,6 +87,8 @@ class HostFacts:
     inventory: Inventory | None = None
     availability: Mapping[str, Availability] = field(factory=dict)
     """UUID -> whether it may be handed out now; a GPU that is missing here was not asked about."""
+    unplaced: Mapping[str, str] = field(factory=dict)
+    """Shard -> why llmgw would find no GPUs for it now, in words."""
     hardware: HostHardware | None = None
     fabric: FabricInventory | None = None
     model_configs: Mapping[str, Mapping[str, Any]] = field(factory=dict)

@@ -16,9 +16,12 @@ MIB = 1 << 20
 
 
 def gpus_not_there(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    if isinstance(spec.gpus, int):
-        return
-    found = pins.resolve_pins(spec, situation.facts.inventory)
+    inventory = situation.facts.inventory
+    found: object = None
+    if isinstance(spec.gpus, tuple):
+        found = pins.resolve_pins(spec, inventory)
+    elif spec.gpus > 0 and inventory is not None:
+        found = pins.unseen(inventory, spec)
     if isinstance(found, pins.Refused):
         yield problem(spec, found.code, "gpus", found.message, found.hint, position=found.position)
 
@@ -152,6 +155,32 @@ def mixed_gpus(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
                 "give each class a shard of its own",
             )
             return
+
+
+def unplaced(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
+    """Whether llmgw finds GPUs for a shard that leaves the choice to it, where somebody has tried."""
+    reason = situation.facts.unplaced.get(spec.name)
+    inventory = situation.facts.inventory
+    if reason is None or not isinstance(spec.gpus, int):
+        return
+    per_node = spec.gpus // spec.nodes
+    there = [
+        gpu
+        for gpu in (inventory.gpus if inventory is not None else ())
+        if not spec.gpu_class or gpu.gpu_class in spec.gpu_class
+    ]
+    known = inventory is not None and inventory.is_current and not inventory.mig_instances
+    if known and spec.nodes == 1 and len(there) < per_node:
+        yield problem(
+            spec,
+            "gpu-count",
+            "gpus",
+            f"{per_node} are asked for, and this node has {len(there)}"
+            + (f" of class {' or '.join(spec.gpu_class)}" if spec.gpu_class else ""),
+            "ask for fewer, allow further classes, or write gpus = 0 for the CPU",
+        )
+        return
+    yield warning(spec, "unplaced", "gpus", reason, "it waits for them, and starts by itself when they are free")
 
 
 def class_unknown(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:

@@ -47,6 +47,9 @@ def memory_free(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
         if known is None or not known.assignable:
             # Whoever is in the way is told already, by name.
             continue
+        if any(holder.shard is not None and not spec.share_gpus for holder in known.holders):
+            # An engine of ours, which would be gone by then.
+            continue
         free = known.free
         if gpu.usable_memory is None or gpu.unified_memory or free is None:
             continue

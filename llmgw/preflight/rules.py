@@ -185,6 +185,14 @@ RULES: tuple[Rule, ...] = (
         },
     ),
     Rule(
+        gpus.unplaced,
+        {
+            "gpu-count": "`gpus` asks for more GPUs than the node has, also if all of them were free.",
+            "unplaced": "No GPUs are free for the shard now. The reason counts what stands in the way of each card. "
+            "The shard is pending and starts by itself.",
+        },
+    ),
+    Rule(
         gpus.class_unknown,
         {"gpu-class-unknown": "No GPU of this node has a class of `gpu_class`: the shard waits for one for ever."},
     ),

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from llmgw.board import Cell
 from llmgw.config.model import Config
+from llmgw.discovery.pins import unseen
 from llmgw.domain.problem import Problem, Reason
 from llmgw.domain.shard import ShardId, ShardSpec
 from llmgw.placement.model import Assignment, Request, Slot
@@ -68,6 +69,9 @@ class Assigner:
 
     def decide(self, facts: NodeFacts, id_: ShardId, spec: ShardSpec) -> tuple[str, ...]:
         """`assign` by given facts. Synchronous: the decision stands when it returns."""
+        nobody_knows = unseen(facts.inventory, spec) if isinstance(spec.gpus, int) else None
+        if nobody_knows is not None:
+            raise Unplaced(f"{nobody_knows.message}; {nobody_knows.hint}")
         requests: list[Request] = []
         current: dict[ShardId, Assignment] = {}
         for claim in self._with(id_, spec):

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from llmgw.cli.asking import Asker
     from llmgw.config.model import Config
     from llmgw.domain.shard import Command, Endpoint, ShardId, ShardSpec
+    from llmgw.placement.proposal import Proposal
 
-USAGE = "llmgw plan [SHARD ...] [--offline] [--exit-code] [--json]"
+USAGE = "llmgw plan [SHARD ...] [--offline] [--inventory FILE ...] [--exit-code] [--json]"
 DETAILS = """\
 Without SHARD: the file against the running llmgw, or, where none answers, against nothing.
 With SHARD: the command line, one option a line, and the environment, each variable with where it comes from:
 generated, inherited, or file and line. Secrets are shown as ***. Inherited variables are those of this shell; the
 running llmgw has its own.
+With --inventory: where placement would put every shard on these nodes, and why; nothing else is asked.
 Exit code: 0, or with --exit-code 3 when there are changes; 78 the file is wrong.
 """
 PATIENCE = 60.0
@@ -38,18 +40,24 @@ ENVIRONMENT_COLUMN = 60
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", nargs="*", metavar="SHARD", help="show how these are started")
     parser.add_argument("--offline", action="store_true", help="do not ask a running llmgw, nor look at this machine")
+    parser.add_argument(
+        "--inventory", metavar="FILE", nargs="+", default=[], help="place on these nodes (llmgw inventory --json)"
+    )
     parser.add_argument("--node", metavar="NAME", help="for this node, where no llmgw is asked")
     parser.add_argument("--exit-code", action="store_true", help="exit with 3 when something would change")
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.inventory:
+        return show_placement(args)
     running = None if args.offline else running_llmgw(args)
     if args.shards:
         return show_commands(args, running[1] if running else None)
     if running is not None:
         ask, status = running
         plan = plan_of_running(ask, args.color)
+        cards = cards_beside_running(args, ask, status, plan)
         title = f"{status['config']['path']} against the running llmgw on {status['node']}"
         shards = {shard["name"]: shard for shard in status["shards"]}
     else:
@@ -58,11 +66,12 @@ def run(args: argparse.Namespace) -> int:
         from llmgw.config.diff import diff
 
         plan = diff(None, config).as_json()
+        cards = [] if args.offline else cards_here(args, config)
         shards = {id_.shown(spec.replicas): as_written(spec) for spec in config.shards for id_ in spec.ids}
         title = f"{path} against nothing"
         if not args.offline:
             title += f": no llmgw answers at {Asker.of(args).socket}"
-    return tell(args, plan, title, shards)
+    return tell(args, plan, title, shards, cards)
 
 
 def running_llmgw(args: argparse.Namespace) -> tuple[Asker, dict[str, Any]] | None:
@@ -106,16 +115,121 @@ def as_written(spec: ShardSpec) -> dict[str, Any]:
     return {"engine": spec.engine.value, "gpus": [str(gpu) for gpu in spec.pinned_gpus], "port": spec.port}
 
 
-def tell(args: argparse.Namespace, plan: dict[str, Any], title: str, shards: dict[str, Any]) -> int:
-    from llmgw.cli.plan_view import has_changes, plan_lines
+def tell(
+    args: argparse.Namespace, plan: dict[str, Any], title: str, shards: dict[str, Any], cards: list[dict[str, Any]]
+) -> int:
+    from llmgw.cli.plan_view import card_lines, has_changes, plan_lines
 
     if args.json:
         import json
 
-        print(json.dumps({"api": 1, "title": title, **plan}))
+        print(json.dumps({"api": 1, "title": title, **plan, "gpus": cards}))
     else:
-        sys.stdout.write("\n".join([title, "", *plan_lines(plan, shards)]) + "\n")
+        sys.stdout.write("\n".join([title, "", *plan_lines(plan, shards), *card_lines(cards)]) + "\n")
     return CHANGES if args.exit_code and has_changes(plan) else DONE
+
+
+# -- which GPUs it gets ---------------------------------------------------------------------------------------
+
+
+def show_placement(args: argparse.Namespace) -> int:
+    """Every shard on saved nodes, by the same placement as the running llmgw's."""
+    from llmgw.cli.plan_view import card_lines
+    from llmgw.cli.saved_inventories import read_saved
+    from llmgw.placement.proposal import Site, propose
+
+    config, path = read(args, None)
+    labels, allowed = config.node.labels, config.node.gpus
+    sites = [
+        Site(saved.node, saved.availability(), labels, allowed if saved.node.node == config.node.name else "all")
+        for saved in read_saved(args.inventory)
+    ]
+    cards = cards_json(config, propose(config.shards, sites))
+    if args.json:
+        import json
+
+        print(json.dumps({"api": 1, "config": path, "nodes": [site.node.node for site in sites], "gpus": cards}))
+    else:
+        nodes = ", ".join(site.node.node for site in sites)
+        sys.stdout.write("\n".join([f"{path} placed on {nodes}", *card_lines(cards)]) + "\n")
+    return DONE
+
+
+def cards_here(args: argparse.Namespace, config: Config) -> list[dict[str, Any]]:
+    """What the shards would get on this machine now; empty where none wants a GPU."""
+    from llmgw.cli.inventory import look_here
+    from llmgw.placement.proposal import Site, propose
+
+    if all(spec.gpus in (0, ()) for spec in config.shards):
+        return []
+    facts = look_here(args.config)
+    site = Site(facts.node, facts.availability, config.node.labels, config.node.gpus)
+    return cards_json(config, propose(config.shards, [site]))
+
+
+def cards_beside_running(
+    args: argparse.Namespace, ask: Asker, status: dict[str, Any], plan: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """What a reload would give: engines that stay keep their cards, the others get theirs again where that fits."""
+    from llmgw.cli.saved_inventories import saved_answer
+    from llmgw.domain.shard import ShardId
+    from llmgw.placement.model import Assignment, Slot
+    from llmgw.placement.proposal import Site, propose
+
+    config, _ = read(args, status)
+    if all(spec.gpus in (0, ()) for spec in config.shards):
+        return []
+    saved = saved_answer(ask.get("/v1/inventory", timeout=PATIENCE))
+    stays = {action["name"] for action in plan["actions"] if action["action"] in ("keep", "in_place")}
+    current, running = {}, set()
+    for shard in status["shards"]:
+        id_ = ShardId(shard["shard"], shard["replica"])
+        uuids = saved.uuids(shard["gpus"])
+        if shard["pid"] is None or not uuids:
+            continue
+        current[id_] = Assignment(id_, (Slot(saved.node.node, uuids),))
+        if shard["name"] in stays:
+            running.add(id_)
+    site = Site(saved.node, saved.availability(), config.node.labels, config.node.gpus)
+    return cards_json(config, propose(config.shards, [site], current, running))
+
+
+def cards_json(config: Config, proposal: Proposal) -> list[dict[str, Any]]:
+    """One entry for each instance that wants GPUs; `network` for one over several nodes."""
+    from llmgw.domain.problem import Problem
+    from llmgw.placement.network import group_environments
+
+    found: list[dict[str, Any]] = []
+    for spec in config.shards:
+        for id_ in spec.ids:
+            chosen, why_not = proposal.chosen(id_), proposal.why_not(id_)
+            entry: dict[str, Any] = {"name": id_.shown(spec.replicas), "slots": [], "why": why_not, "network": None}
+            if chosen is not None:
+                entry["why"] = proposal.why(id_, spec)
+                entry["class"] = chosen.gpu_class
+                entry["slots"] = [
+                    {"node": slot.node, "gpus": list(proposal.labels(slot)), "uuids": list(slot.uuids)}
+                    for slot in chosen.slots
+                ]
+                if len(chosen.slots) > 1:
+                    nodes = [proposal.sites[slot.node].node for slot in chosen.slots]
+                    told = group_environments(spec, nodes)
+                    entry["network"] = (
+                        {"problem": told.message, "hint": told.hint}
+                        if isinstance(told, Problem)
+                        else {
+                            node: {
+                                "variables": [[v.name, v.value, v.why] for v in env.variables],
+                                "overrides": list(env.overrides),
+                                "notes": list(env.notes),
+                            }
+                            for node, env in told.items()
+                        }
+                    )
+            elif why_not is None:
+                continue
+            found.append(entry)
+    return found
 
 
 # -- how a shard is started --------------------------------------------------------------------------------
@@ -134,7 +248,8 @@ def show_commands(args: argparse.Namespace, status: dict[str, Any] | None) -> in
         wanted += found
     chosen = chosen_ports(config, status)
     shown = []
-    for id_, spec in wanted:
+    settled = settle_cards(args, config, status)
+    for id_, spec in ((id_, settled.get(id_, spec)) for id_, spec in wanted):
         shown.append((id_.shown(spec.replicas), *command_of(config, id_, spec, chosen, offline=args.offline)))
     if args.json:
         import json
@@ -148,6 +263,41 @@ def show_commands(args: argparse.Namespace, status: dict[str, Any] | None) -> in
     return DONE
 
 
+def settle_cards(args: argparse.Namespace, config: Config, status: dict[str, Any] | None) -> dict[ShardId, ShardSpec]:
+    """Shards that leave the choice to llmgw, with what they have, or with what they would get on this machine now."""
+    from attrs import evolve
+
+    from llmgw.domain.shard import ShardId
+    from llmgw.placement.proposal import Site, propose
+
+    chosen = [spec for spec in config.shards if isinstance(spec.gpus, int) and spec.gpus > 0]
+    if not chosen or args.offline:
+        return {}
+    found: dict[ShardId, ShardSpec] = {}
+    have = {ShardId(shard["shard"], shard["replica"]): shard["gpus"] for shard in (status or {}).get("shards", ())}
+    for spec in chosen:
+        for id_ in spec.ids:
+            labels = have.get(id_)
+            if labels:
+                gpus = tuple(int(label) if label.isdecimal() else label for label in labels)
+                found[id_] = evolve(spec, gpus=gpus)
+    if all(id_ in found for spec in chosen for id_ in spec.ids):
+        return found
+    from llmgw.cli.inventory import look_here
+
+    facts = look_here(args.config)
+    site = Site(facts.node, facts.availability, config.node.labels, config.node.gpus)
+    proposal = propose(config.shards, [site])
+    for spec in chosen:
+        for id_ in spec.ids:
+            assignment = proposal.chosen(id_)
+            if id_ not in found and assignment is not None:
+                labels = proposal.labels(assignment.slots[0])
+                gpus = tuple(int(label) if label.isdecimal() else label for label in labels)
+                found[id_] = evolve(spec, gpus=gpus)
+    return found
+
+
 def command_of(
     config: Config, id_: ShardId, spec: ShardSpec, chosen: dict[ShardId, int], *, offline: bool
 ) -> tuple[Command, list[str]]:
@@ -159,6 +309,8 @@ def command_of(
     from llmgw.supervisor.launch import make_plan
 
     notes = []
+    if isinstance(spec.gpus, int) and spec.gpus > 0:
+        notes.append(f"its {spec.gpus} GPUs are chosen at the launch: none can be told now (llmgw plan says why)")
     devices = pinned_devices(spec, None) if spec.pinned_gpus else Devices()
     if isinstance(devices, Problem):
         notes.append(devices.message)

@@ -76,3 +76,37 @@ def value(given: Any) -> str:
     if isinstance(given, list):
         return "[" + ", ".join(value(entry) for entry in given) + "]"
     return str(given)
+
+
+def card_lines(cards: list[dict[str, Any]]) -> list[str]:
+    """Which GPUs each shard gets and why, or what it waits for; below one over several nodes what NCCL is told."""
+    if not cards:
+        return []
+    lines = ["", "GPUs:"]
+    width = max(len(card["name"]) for card in cards)
+    for card in cards:
+        if not card["slots"]:
+            lines.append(f"  - {card['name']:<{width}}  none: {card['why']}")
+            continue
+        where = "; ".join(f"{slot['node']} {gpu_ranges(slot['gpus'])}" for slot in card["slots"])
+        kind = f"  {card['class']}" if card["class"] else ""
+        lines.append(f"  + {card['name']:<{width}}  {where}{kind}  ({card['why']})")
+        lines += network_lines(card["network"])
+    return [neutralise(line) for line in lines]
+
+
+def network_lines(network: dict[str, Any] | None) -> Iterator[str]:
+    if network is None:
+        return
+    if "problem" in network:
+        yield f"      {network['problem']}; {network['hint']}"
+        return
+    for node, told in network.items():
+        for name, value, why in told["variables"]:
+            overridden = "  (env of the shard overrides it)" if name in told["overrides"] else ""
+            yield f"      {node}: {name}={value}  {why}{overridden}"
+        others = [name for name in told["overrides"] if name not in {variable[0] for variable in told["variables"]}]
+        if others:
+            yield f"      {node}: from env of the shard: {', '.join(others)}"
+        for note in told["notes"]:
+            yield f"      {node}: {note}"

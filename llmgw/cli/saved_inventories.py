@@ -33,6 +33,12 @@ class SavedNode:
         }
         return availability(self.node.gpu, processes, quarantined=self.quarantined, engines=engines, allowed=allowed)
 
+    def uuids(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """The cards that people call so; those that are not there are left out."""
+        inventory = self.node.gpu
+        found = (inventory.gpu(int(label)) if label.isdecimal() else inventory.by_uuid(label) for label in labels)
+        return tuple(card.uuid for card in found if card is not None)
+
 
 def saved_nodes(paths: Sequence[str]) -> tuple[NodeInventory, ...]:
     """The nodes alone, for who asks nothing about what is free there."""
@@ -53,6 +59,16 @@ def read_saved(paths: Sequence[str]) -> tuple[SavedNode, ...]:
             )
         nodes[name] = (path, saved)
     return tuple(saved for _, saved in nodes.values())
+
+
+def saved_answer(answer: object) -> SavedNode:
+    """What a running llmgw said of its node. Raises CommandError for an answer that is none."""
+    try:
+        return SavedNode(read_node(answer), read_holders(answer), read_quarantined(answer))
+    except ValueError as error:
+        raise CommandError(
+            FAILED, f"cannot use the answer of llmgw: {error}", "llmgw upgrade brings it up to date"
+        ) from error
 
 
 def _read(path: str) -> SavedNode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from attrs import evolve, field, frozen
@@ -33,6 +33,7 @@ class Proposal:
     placement: Placement
     problems: Mapping[ShardId, Problem]
     sites: Mapping[str, Site]
+    running: frozenset[ShardId] = frozenset()
 
     def chosen(self, id_: ShardId) -> Assignment | None:
         return self.placement.assignments.get(id_)
@@ -42,6 +43,33 @@ class Proposal:
         problem = self.problems.get(id_)
         return problem.message if problem is not None else self.placement.reasons.get(id_)
 
+    def why(self, id_: ShardId, spec: ShardSpec) -> str:
+        """The reason for a choice, in a few words."""
+        found = self.placement.assignments[id_]
+        if isinstance(spec.gpus, tuple):
+            return "named in the file"
+        if id_ in self.running:
+            return "it runs there"
+        parts = []
+        if len(found.slots) > 1:
+            parts.append(f"{len(found.slots)} nodes of one island")
+        slot = found.slots[0]
+        if len(slot.uuids) > 1:
+            parts.append(self._links(slot))
+        inventory = self.sites[slot.node].node.gpu
+        of_class = [gpu for gpu in inventory.gpus if gpu.gpu_class == found.gpu_class]
+        if of_class:
+            parts.append(f"best fit among {len(of_class)} {found.gpu_class}")
+        return ", ".join(part for part in parts if part)
+
+    def _links(self, slot: Slot) -> str:
+        topology = self.sites[slot.node].node.gpu.topology
+        if topology is None:
+            return "NVLink not known"
+        indexes = {int(label) for label in self.labels(slot) if label.isdecimal()}
+        group = next((members for members in topology.nvlink_sets if indexes <= set(members)), None)
+        return f"one NVLink group of {len(group)}" if group is not None else "without NVLink: no group is free"
+
     def labels(self, slot: Slot) -> tuple[str, ...]:
         """What people call the cards of a slot: indexes, and whole ids of slices."""
         inventory = self.sites[slot.node].node.gpu
@@ -50,9 +78,13 @@ class Proposal:
 
 
 def propose(
-    specs: Iterable[ShardSpec], sites: Sequence[Site], running: Mapping[ShardId, Assignment] | None = None
+    specs: Iterable[ShardSpec],
+    sites: Sequence[Site],
+    current: Mapping[ShardId, Assignment] | None = None,
+    running: Collection[ShardId] = (),
 ) -> Proposal:
-    """Place every instance on `sites`. `running` are engines that keep what they have."""
+    """Place every instance on `sites`. `current` is what they have; those that are `running` keep it whatever becomes
+    of the cards, the others where it still fits."""
     names = island_names([(site.node.node, site.node.fabric) for site in sites])
     views = [
         node_view(
@@ -64,17 +96,17 @@ def propose(
         )
         for site in sites
     ]
-    current = dict(running or {})
     requests: list[Request] = []
     problems: dict[ShardId, Problem] = {}
     for spec in specs:
         for id_ in spec.ids:
-            asked = _ask(id_, spec, sites, running=id_ in current)
+            asked = _ask(id_, spec, sites, running=id_ in running)
             if isinstance(asked, Problem):
                 problems[id_] = asked
             elif asked is not None:
                 requests.append(asked)
-    return Proposal(place(views, requests, current), problems, {site.node.node: site for site in sites})
+    placement = place(views, requests, current or {})
+    return Proposal(placement, problems, {site.node.node: site for site in sites}, frozenset(running))
 
 
 def with_chosen(spec: ShardSpec, proposal: Proposal, node: str) -> ShardSpec:

@@ -1,7 +1,8 @@
-"""The documentation of the rules, generated from their table."""
+"""The documentation of the rules, generated from their table: one list, and a page for each code."""
 
 from __future__ import annotations
 
+from llmgw.preflight.pages import PAGES, Page
 from llmgw.preflight.rules import CODES
 
 HEAD = """\
@@ -10,8 +11,20 @@ HEAD = """\
 <!-- Generated from the table of rules: python -m llmgw.preflight.reference > docs/reference/preflight.md -->
 
 `llmgw check` runs all of these, and `llmgw run` runs those of a shard again right before each launch: the shard is
-then failed with the reason, which is not counted as a failure of the engine. A code in `allow` of a shard turns its
-error into a warning. What llmgw cannot find out refuses nothing, but where GPUs are named it is no permission either.
+then failed with the reason, which is not counted as a failure of the engine, and tried again when the facts change. A
+code in `allow` of a shard turns its error into a warning, which status goes on showing. What llmgw cannot find out
+refuses nothing, but where GPUs are named it is no permission either.
+
+Each code has a page with an example and what to do: [docs/rules](../rules/README.md).
+"""
+
+INDEX = """\
+# Rules
+
+<!-- Generated: python -m llmgw.preflight.reference FOLDER -->
+
+| code | in short |
+|---|---|
 """
 
 
@@ -21,5 +34,52 @@ def reference() -> str:
     return "\n".join((HEAD, *sections))
 
 
+def pages() -> dict[str, str]:
+    """File name -> text, of every page in docs/rules."""
+    rows = (f"| [{code}]({code}.md) | {CODES[code].split('. ')[0].rstrip('.')}. |" for code in sorted(CODES))
+    made = {"README.md": INDEX + "\n".join(rows) + "\n"}
+    return made | {f"{code}.md": _page(code, text, PAGES[code]) for code, text in CODES.items()}
+
+
+def _page(code: str, text: str, page: Page) -> str:
+    kind = "Always a warning." if page.warning else "An error: nothing is launched while it holds."
+    if page.warning:
+        allow = "There is nothing to allow: it refuses nothing."
+    elif page.allow is None:
+        allow = f'`allow = ["{code}"]` turns it into a warning, but the engine would fail all the same.'
+    else:
+        allow = f'`allow = ["{code}"]` in the shard, {page.allow}. Status goes on showing it.'
+    return f"""\
+# {code}
+
+{kind} {text}
+
+## How it reads
+
+```text
+{page.example}
+```
+
+## What to do
+
+{page.what_to_do}
+
+## Allowing it
+
+{allow}
+"""
+
+
+def main(words: list[str]) -> None:
+    if not words:
+        print(reference(), end="")
+        return
+    for name, text in pages().items():
+        with open(f"{words[0]}/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+
 if __name__ == "__main__":
-    print(reference(), end="")
+    import sys
+
+    main(sys.argv[1:])

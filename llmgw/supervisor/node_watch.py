@@ -80,10 +80,10 @@ class NodeWatch:
         `patience` seconds. Only who comes before the first look waits for its end."""
         known = self.facts.value
         read_at = known.inventory.read_at if known is not None else None
-        if known is not None and known.inventory.stale is None and read_at is not None:
-            # A clock that was set back proves nothing.
-            if 0 <= self._now() - read_at <= age:
-                return known
+        # A clock that was set back proves nothing.
+        fresh = read_at is not None and 0 <= self._now() - read_at <= age
+        if known is not None and known.inventory.stale is None and fresh:
+            return known
         with trio.move_on_after(patience):
             return await self.refresh()
         if self.facts.value is None:

@@ -12,21 +12,28 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from llmgw.domain.shard import ShardId
 from llmgw.placement.model import Assignment, Card, NodeView, Placement, Request, Slot
 from llmgw.placement.reasons import explain
 
-Group = tuple[str, tuple[int, int] | None, bool]
-"""Cards that may split a layer among them: class, compute capability, whether they are virtual."""
+
+class Group(NamedTuple):
+    """Cards that may split a layer among them."""
+
+    gpu_class: str
+    capability: tuple[int, int] | None
+    virtual: bool
+    slices: bool
 
 
 def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mapping[ShardId, Assignment]) -> Placement:
-    """Give cards to `requests`. `current` is what they had until now; entries of others are ignored.
+    """Give cards to `requests`. `current` is what they had until now; entries of others are ignored. Names of nodes,
+    UUIDs of cards and ids of requests are each given once.
 
     The cards of a request that is `running` stay its own. Any other entry of `current` is kept while its cards are
     there, may be given, and match what is asked for.
@@ -50,14 +57,16 @@ def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mappi
             board.claim(request, kept)
         else:
             waiting.append(request)
-    reasons = {}
+    left = []
     for request in waiting:
         found = board.find(request)
         if found is None:
-            reasons[request.id] = explain(request, board.nodes, board.uses)
+            left.append(request)
         else:
             given[request.id] = found
             board.claim(request, found)
+    # Told at the end, so that a reason speaks of the cards as they are now, not of how they were in between.
+    reasons = explain(left, board.nodes, board.uses, board.fitting)
     moved = frozenset(
         request.id for request in ordered if request.id in current and current[request.id] != given.get(request.id)
     )
@@ -86,6 +95,19 @@ class _Candidate(NamedTuple):
     group: int
 
 
+class _Picked(NamedTuple):
+    """Cards of one node for a request that looks at each of them."""
+
+    positions: tuple[int, ...]
+    penalty: int
+    """1 where no NVLink clique is large enough."""
+    waste: int
+
+
+_FRESH = 1000
+"""A card that nobody uses yet weighs more than any number of cards that would be left over."""
+
+
 @define
 class _Node:
     view: NodeView
@@ -104,13 +126,13 @@ class _Board:
     """The cards while they are given out."""
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:
-        self.nodes = sorted(nodes, key=lambda node: node.name)
+        ordered = sorted(nodes, key=lambda node: node.name)
+        self.nodes = [evolve(node, cards=tuple(sorted(node.cards, key=_nearest))) for node in ordered]
         self.uses: dict[str, list[Request]] = defaultdict(list)
         """UUID -> who has it, or has it reserved."""
-        self._shared: dict[str, int] = {}
-        """UUID -> MiB given to those that share it."""
-        self._group_ids: dict[Group, int] = {}
-        self._names: list[Group] = []
+        groups = {group for node in self.nodes for card in node.cards if (group := _group_of(card)) is not None}
+        self._names = sorted(groups, key=lambda group: (group.gpu_class, group.capability or (), *group[2:]))
+        self._group_ids = {group: number for number, group in enumerate(self._names)}
         self._places: dict[str, tuple[int, int]] = {}
         self._states = [self._enter(index, node) for index, node in enumerate(self.nodes)]
         self._by_name = {node.name: index for index, node in enumerate(self.nodes)}
@@ -119,33 +141,27 @@ class _Board:
         """Shard -> on which nodes its instances are."""
         self._by_island: dict[str, list[int]] = defaultdict(list)
         for index, node in enumerate(self.nodes):
-            for island in sorted(node.islands or {f"node {node.name}"}):
+            for island in node.islands:
                 self._by_island[island].append(index)
 
     def _enter(self, index: int, view: NodeView) -> _Node:
         node = _Node(view)
         for position, card in enumerate(view.cards):
             self._places[card.uuid] = (index, position)
-            if card.gpu_class is None:
+            group = self._number_of(card)
+            if group is None:
                 continue
-            group = self._group_of(card)
             node.groups.setdefault(group, []).append(position)
             free = node.free.setdefault(group, set())
             if card.why_not is None and view.why_not is None:
                 free.add(position)
                 if card.clique is not None:
                     node.cliques.setdefault(group, {}).setdefault(card.clique, set()).add(position)
-        for group, positions in node.groups.items():
-            positions.sort(key=lambda at: _nearest(view.cards[at]))
-            node.free.setdefault(group, set())
         return node
 
-    def _group_of(self, card: Card) -> int:
-        key: Group = (card.gpu_class or "", card.capability, card.is_virtual)
-        if key not in self._group_ids:
-            self._group_ids[key] = len(self._names)
-            self._names.append(key)
-        return self._group_ids[key]
+    def _number_of(self, card: Card) -> int | None:
+        group = _group_of(card)
+        return None if group is None else self._group_ids[group]
 
     # -- giving and keeping ------------------------------------------------------------------------------
 
@@ -168,18 +184,14 @@ class _Board:
         if any(user.id == request.id for user in users):
             return
         users.append(request)
-        if request.share and request.memory is not None:
-            self._shared[uuid] = self._shared.get(uuid, 0) + request.memory
         place = self._places.get(uuid)
         if place is None:
             return
         index, position = place
         node = self._states[index]
         card = node.view.cards[position]
-        if card.gpu_class is None:
-            return
-        group = self._group_of(card)
-        if position in node.free[group]:
+        group = self._number_of(card)
+        if group is not None and position in node.free[group]:
             node.free[group].discard(position)
             if card.clique is not None:
                 node.cliques[group][card.clique].discard(position)
@@ -195,7 +207,8 @@ class _Board:
         if len(uuids) != request.gpus or len(kept.slots) != request.nodes or len(set(uuids)) != len(uuids):
             return False
         if request.pinned:
-            return set(uuids) == set(request.pinned) and self._pins_open(request)
+            return uuids == request.pinned and self._pins_open(request)
+        allowed = self._groups_for(request)
         groups = set()
         for slot in kept.slots:
             index = self._by_name.get(slot.node)
@@ -206,10 +219,13 @@ class _Board:
                 if place is None or place[0] != index:
                     return False
                 card = self._states[index].view.cards[place[1]]
-                if not self._is_open(request, card) or not _is_wanted(request, card):
+                group = self._number_of(card)
+                if group not in allowed or not self._is_open(request, card):
                     return False
-                groups.add(self._group_of(card))
-        if len(groups) > 1 and (request.one_class or len({self._names[group][2] for group in groups}) > 1):
+                groups.add(group)
+        if len(groups) > 1 and (
+            request.one_class or request.nodes > 1 or len({self._names[group].virtual for group in groups}) > 1
+        ):
             return False
         indexes = [self._by_name[slot.node] for slot in kept.slots]
         return len(set(indexes)) == len(indexes) and (len(indexes) == 1 or bool(self._common_islands(indexes)))
@@ -226,7 +242,7 @@ class _Board:
         others = [user for user in self.uses.get(card.uuid, ()) if user.id != request.id]
         if not others:
             return True
-        if not (request.share and request.memory is not None and all(user.share for user in others)):
+        if request.memory is None or not all(user.share and user.memory is not None for user in (request, *others)):
             return False
         taken = sum(user.memory or 0 for user in others)
         return card.usable_memory is not None and taken + request.memory <= card.usable_memory
@@ -242,6 +258,8 @@ class _Board:
     def find(self, request: Request) -> Assignment | None:
         if request.pinned:
             return self._find_pinned(request)
+        if request.gpus % request.nodes:
+            return None
         if request.nodes > 1:
             return self._find_several(request)
         if request.memory is not None:
@@ -265,7 +283,7 @@ class _Board:
     def _pins_open(self, request: Request) -> bool:
         places = [self._places.get(uuid) for uuid in request.pinned]
         known = [place for place in places if place is not None]
-        if len(known) != len(places) or len({index for index, _ in known}) != 1:
+        if len(known) != len(places) or len({index for index, _ in known}) != 1 or len(set(known)) != len(known):
             return False
         index = known[0][0]
         if not self._may_host(request, index):
@@ -341,27 +359,27 @@ class _Board:
     def _groups_for(self, request: Request) -> list[int]:
         """Groups whose cards may serve a request. Slices only where their class is named, and never several."""
         groups = []
-        for group, (name, _, _) in enumerate(self._names):
-            is_slice = _is_slice_class(name)
-            wanted = name in request.classes if request.classes else not is_slice
-            if wanted and not (is_slice and request.gpus > 1):
-                groups.append(group)
+        for number, group in enumerate(self._names):
+            wanted = group.gpu_class in request.classes if request.classes else not group.slices
+            if wanted and not (group.slices and request.gpus > 1):
+                groups.append(number)
         return groups
 
     def _class_rank(self, request: Request, group: int) -> int:
-        # By name where no order was given: the number of a group depends on which node was looked at first.
-        if request.classes:
-            return request.classes.index(self._names[group][0])
-        return sorted(self._names, key=str).index(self._names[group])
+        # By name where no order was given: groups are numbered in the order of their names.
+        return request.classes.index(self._names[group].gpu_class) if request.classes else group
 
     def _take(self, request: Request, shares: Sequence[tuple[int, int]]) -> Assignment:
         size = request.gpus // request.nodes
         slots = []
         for index, group in shares:
             node = self._states[index]
-            positions = self._cards_of(node, group, size)
+            if request.memory is None:
+                positions = self._cards_of(node, group, size)
+            else:
+                positions = [*self._pick(node, self._usable(request, node, node.groups[group]), size).positions]
             slots.append(Slot(node.view.name, tuple(node.view.cards[at].uuid for at in positions)))
-        return Assignment(request.id, tuple(slots), self._names[shares[0][1]][0])
+        return Assignment(request.id, tuple(slots), self._names[shares[0][1]].gpu_class)
 
     def _cards_of(self, node: _Node, group: int, size: int) -> list[int]:
         """`size` free cards of a group: within the smallest clique that is large enough, else loose ones first."""
@@ -381,19 +399,19 @@ class _Board:
     def _find_by_card(self, request: Request, *, same_group: bool) -> Assignment | None:
         """One node where single cards must be looked at: memory is asked for, or classes may be mixed."""
         alone = self._only_home(request)
-        allowed = set(self._groups_for(request))
-        best: tuple[tuple[int, int, int, int, str, int], int, list[int]] | None = None
+        best: tuple[tuple[bool, int, int, int, int, str, int], int, tuple[int, ...]] | None = None
+        allowed = self._groups_for(request)
         for index, node in enumerate(self._states):
             if not self._may_host(request, index):
                 continue
-            for positions in self._pools(node, allowed, same_group=same_group):
-                usable = [at for at in positions if self._is_open(request, node.view.cards[at])]
+            for number, positions in self._pools(request, node, allowed, same_group=same_group):
+                usable = self._usable(request, node, positions)
                 if len(usable) < request.gpus:
                     continue
-                chosen, penalty, waste = self._pick(request, node, usable)
-                rank = (int(index == alone), penalty, waste, node.used, node.view.name, positions[0])
+                picked = self._pick(node, usable, request.gpus)
+                rank = (index == alone, picked.penalty, picked.waste, node.used, number, node.view.name, positions[0])
                 if best is None or rank < best[0]:
-                    best = (rank, index, chosen)
+                    best = (rank, index, picked.positions)
         if best is None:
             return None
         _, index, chosen = best
@@ -402,87 +420,120 @@ class _Board:
         slot = Slot(self.nodes[index].name, tuple(card.uuid for card in cards))
         return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
 
-    def _pools(self, node: _Node, allowed: set[int], *, same_group: bool) -> Iterator[list[int]]:
+    def _pools(
+        self, request: Request, node: _Node, allowed: Sequence[int], *, same_group: bool
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Cards that may be chosen among, with the rank of their class."""
         if same_group:
-            yield from (positions for group, positions in sorted(node.groups.items()) if group in allowed)
+            yield from (
+                (self._class_rank(request, group), node.groups[group]) for group in allowed if group in node.groups
+            )
             return
         for virtual in (False, True):
-            pool = [
-                at
-                for group, positions in node.groups.items()
-                if group in allowed and self._names[group][2] is virtual
-                for at in positions
-            ]
-            if pool:
-                yield sorted(pool, key=lambda at: _nearest(node.view.cards[at]))
+            groups = [group for group in allowed if group in node.groups and self._names[group].virtual is virtual]
+            if groups:
+                yield 0, sorted(at for group in groups for at in node.groups[group])
 
-    def _pick(self, request: Request, node: _Node, usable: list[int]) -> tuple[list[int], int, int]:
-        """The cards, whether NVLink is lacking, and what is wasted: cards that are shared already come first."""
+    def _usable(self, request: Request, node: _Node, positions: Sequence[int]) -> list[int]:
+        return [at for at in positions if self._is_open(request, node.view.cards[at])]
+
+    def _pick(self, node: _Node, usable: Sequence[int], size: int) -> _Picked:
+        """`size` of the usable cards: those that are shared already first, then those with the least room."""
         cards = node.view.cards
-        size = request.gpus
+
+        def in_use(at: int) -> bool:
+            return bool(self.uses.get(cards[at].uuid))
 
         def left(at: int) -> int:
-            card = cards[at]
-            return (card.usable_memory or 0) - self._shared.get(card.uuid, 0)
+            return (cards[at].usable_memory or 0) - self._taken(cards[at].uuid)
 
-        ordered = sorted(usable, key=lambda at: (not self.uses.get(cards[at].uuid), left(at), usable.index(at)))
         cliques: dict[int, list[int]] = defaultdict(list)
-        for at in ordered:
+        for at in usable:
             clique = cards[at].clique
             if clique is not None:
                 cliques[clique].append(at)
-        fitting = [members for members in cliques.values() if len(members) >= size]
-        chosen = min(fitting, key=lambda members: (len(members), members[0]))[:size] if fitting and size > 1 else None
-        penalty = 0 if size == 1 or chosen is not None else 1
-        taken = sorted(chosen or ordered[:size], key=usable.index)
-        fresh = sum(not self.uses.get(cards[at].uuid) for at in taken)
-        return taken, penalty, fresh * 1000 + len(usable) - size
+
+        def crowd(at: int) -> int:
+            clique = cards[at].clique
+            return 0 if clique is None else len(cliques[clique])
+
+        ordered = sorted(usable, key=lambda at: (not in_use(at), left(at), crowd(at), at))
+        fitting = [members for members in cliques.values() if len(members) >= size] if size > 1 else []
+        linked = min(fitting, key=lambda members: (len(members), members[0]), default=None)
+        chosen = [at for at in ordered if linked is None or at in linked][:size]
+        fresh = sum(not in_use(at) for at in chosen)
+        penalty = int(size > 1 and linked is None)
+        return _Picked(tuple(sorted(chosen)), penalty, fresh * _FRESH + len(usable) - size)
+
+    def _taken(self, uuid: str) -> int:
+        """MiB that those who share a card have of it."""
+        return sum(user.memory or 0 for user in self.uses.get(uuid, ()))
 
     def _find_several(self, request: Request) -> Assignment | None:
         """Several nodes of one island, equal shares, one class."""
-        size = request.gpus // request.nodes
-        best: tuple[tuple[int, int, int, str, int], list[tuple[int, int]]] | None = None
+        best: tuple[tuple[int, int, int, int, str], list[tuple[int, int]]] | None = None
+        groups = self._groups_for(request)
+        looked: dict[tuple[int, int], _Candidate | None] = {}
         for island, members in self._by_island.items():
             if len(members) < request.nodes:
                 continue
-            for group in self._groups_for(request):
-                found = sorted(
-                    entry[0]
-                    for index in members
-                    if self._may_host(request, index)
-                    and (entry := self._candidate(index, group, size)) is not None
-                    and (request.memory is None or self._has_room(request, index, group, size))
-                )
+            for group in groups:
+                found = []
+                for index in members:
+                    if (index, group) not in looked:
+                        looked[index, group] = self._share_on(request, index, group)
+                    candidate = looked[index, group]
+                    if candidate is not None:
+                        found.append(candidate)
                 if len(found) < request.nodes:
                     continue
-                chosen = found[: request.nodes]
+                chosen = nsmallest(request.nodes, found)
                 rank = (
                     sum(candidate.penalty for candidate in chosen),
                     sum(candidate.leftover for candidate in chosen),
                     len(found) - request.nodes,
-                    island,
                     self._class_rank(request, group),
+                    island,
                 )
-                shares = [(candidate.at, group) for candidate in sorted(chosen, key=lambda c: c.node)]
                 if best is None or rank < best[0]:
-                    best = (rank, shares)
+                    best = (rank, [(index, group) for index in sorted(candidate.at for candidate in chosen)])
         return None if best is None else self._take(request, best[1])
 
-    def _has_room(self, request: Request, index: int, group: int, size: int) -> bool:
+    def _share_on(self, request: Request, index: int, group: int) -> _Candidate | None:
+        """One node's share of a request for several, from one group."""
+        size = request.gpus // request.nodes
         node = self._states[index]
-        return all(self._is_open(request, node.view.cards[at]) for at in self._cards_of(node, group, size))
+        if group not in node.groups or not self._may_host(request, index):
+            return None
+        if request.memory is None:
+            entry = self._candidate(index, group, size)
+            return None if entry is None else entry[0]
+        usable = self._usable(request, node, node.groups[group])
+        if len(usable) < size:
+            return None
+        picked = self._pick(node, usable, size)
+        return _Candidate(picked.penalty, picked.waste, node.used, 0, node.view.name, index, group)
+
+    def fitting(self, request: Request, name: str) -> frozenset[int]:
+        """Groups of which a node has enough for its share of a request now; for reasons."""
+        index = self._by_name[name]
+        node = self._states[index]
+        if not self._may_host(request, index):
+            return frozenset()
+        size = max(1, request.gpus // request.nodes)
+        allowed = self._groups_for(request)
+        return frozenset(
+            group
+            for group in allowed
+            if group in node.groups and len(self._usable(request, node, node.groups[group])) >= size
+        )
 
 
-def _is_wanted(request: Request, card: Card) -> bool:
+def _group_of(card: Card) -> Group | None:
+    """None: a card that nobody knows anything about."""
     if card.gpu_class is None:
-        return False
-    if request.classes:
-        return card.gpu_class in request.classes
-    return not card.is_slice
-
-
-def _is_slice_class(name: str) -> bool:
-    return "-mig-" in name
+        return None
+    return Group(card.gpu_class, card.capability, card.is_virtual, card.is_slice)
 
 
 def _nearest(card: Card) -> tuple[bool, int, str]:

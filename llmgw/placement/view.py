@@ -7,7 +7,7 @@ from typing import Literal
 
 from llmgw.discovery.availability import NOT_ALLOWED, allowed_uuids
 from llmgw.discovery.pins import Refused, resolve_pins
-from llmgw.domain.hardware import Availability, Inventory, MigInstance, NodeInventory
+from llmgw.domain.hardware import Availability, Inventory, InventoryError, MigInstance, NodeInventory
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.placement.model import Card, NodeView, Request
@@ -27,7 +27,7 @@ def node_view(
     allowed: Literal["all"] | tuple[int | str, ...] = "all",
 ) -> NodeView:
     """The node's cards and MIG slices. A card that `availability` does not know may not be given to anybody, and one
-    that is not among `allowed` (`[node] gpus`) is left to other programs.
+    that is not among `allowed` (`[node] gpus`) is left to other programs. The label `node` is its name.
     """
     inventory = node.gpu
     usable = allowed_uuids(inventory, allowed)
@@ -47,7 +47,11 @@ def node_view(
         if gpu.uuid
     ]
     cards += [_slice(instance, inventory, availability, usable) for instance in inventory.mig_instances]
-    return NodeView(node.node, tuple(cards), labels or {}, islands)
+    why_not = None
+    if not cards and inventory.error not in (None, InventoryError.COMMAND_MISSING):
+        # No cards seen is not "no cards"; where nvidia-smi was never installed it is.
+        why_not = f"GPUs not known, nvidia-smi failed ({inventory.error})"
+    return NodeView(node.node, tuple(cards), {**(labels or {}), "node": node.node}, islands, why_not)
 
 
 def request_of(

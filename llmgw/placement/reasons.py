@@ -97,9 +97,9 @@ def _of_card(request: Request, card: Card, uses: Uses) -> str:
         return f"of class {card.gpu_class or 'unknown'}"
     if card.is_slice and not request.pinned:
         if not request.classes:
-            return "MIG slice that nobody named"
+            return "MIG, given only by name"
         if request.gpus > 1:
-            return "MIG slice, which works alone"
+            return "MIG, given only one by one"
     users = [user for user in uses.get(card.uuid, ()) if user.id != request.id]
     if request.memory is not None:
         if card.usable_memory is None:

@@ -127,14 +127,19 @@ class _Board:
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:
         ordered = sorted(nodes, key=lambda node: node.name)
-        self.nodes = [evolve(node, cards=tuple(sorted(node.cards, key=_nearest))) for node in ordered]
+        self.nodes = [_in_order(node) for node in ordered]
         self.uses: dict[str, list[Request]] = defaultdict(list)
         """UUID -> who has it, or has it reserved."""
-        groups = {group for node in self.nodes for card in node.cards if (group := _group_of(card)) is not None}
+        kinds = [[_group_of(card) for card in node.cards] for node in self.nodes]
+        groups = {group for row in kinds for group in row if group is not None}
         self._names = sorted(groups, key=lambda group: (group.gpu_class, group.capability or (), *group[2:]))
-        self._group_ids = {group: number for number, group in enumerate(self._names)}
-        self._places: dict[str, tuple[int, int]] = {}
-        self._states = [self._enter(index, node) for index, node in enumerate(self.nodes)]
+        numbers: dict[Group | None, int] = {group: number for number, group in enumerate(self._names)}
+        self._places: dict[str, tuple[int, int, int | None]] = {}
+        """UUID -> its node, its position there, its group."""
+        self._states = [
+            self._enter(index, node, [numbers.get(group) for group in kinds[index]])
+            for index, node in enumerate(self.nodes)
+        ]
         self._by_name = {node.name: index for index, node in enumerate(self.nodes)}
         self._heaps: dict[tuple[int, int], list[tuple[_Candidate, int]]] = {}
         self._homes: dict[str, Counter[int]] = defaultdict(Counter)
@@ -144,11 +149,10 @@ class _Board:
             for island in node.islands:
                 self._by_island[island].append(index)
 
-    def _enter(self, index: int, view: NodeView) -> _Node:
+    def _enter(self, index: int, view: NodeView, groups: Sequence[int | None]) -> _Node:
         node = _Node(view)
-        for position, card in enumerate(view.cards):
-            self._places[card.uuid] = (index, position)
-            group = self._number_of(card)
+        for position, (card, group) in enumerate(zip(view.cards, groups, strict=True)):
+            self._places[card.uuid] = (index, position, group)
             if group is None:
                 continue
             node.groups.setdefault(group, []).append(position)
@@ -158,10 +162,6 @@ class _Board:
                 if card.clique is not None:
                     node.cliques.setdefault(group, {}).setdefault(card.clique, set()).add(position)
         return node
-
-    def _number_of(self, card: Card) -> int | None:
-        group = _group_of(card)
-        return None if group is None else self._group_ids[group]
 
     # -- giving and keeping ------------------------------------------------------------------------------
 
@@ -187,14 +187,13 @@ class _Board:
         place = self._places.get(uuid)
         if place is None:
             return
-        index, position = place
+        index, position, group = place
         node = self._states[index]
-        card = node.view.cards[position]
-        group = self._number_of(card)
         if group is not None and position in node.free[group]:
             node.free[group].discard(position)
-            if card.clique is not None:
-                node.cliques[group][card.clique].discard(position)
+            clique = node.view.cards[position].clique
+            if clique is not None:
+                node.cliques[group][clique].discard(position)
             node.used += 1
             node.version += 1
             # The other groups too: how loaded the node is stands in their entries.
@@ -218,9 +217,8 @@ class _Board:
                 place = self._places.get(uuid)
                 if place is None or place[0] != index:
                     return False
-                card = self._states[index].view.cards[place[1]]
-                group = self._number_of(card)
-                if group not in allowed or not self._is_open(request, card):
+                _, position, group = place
+                if group not in allowed or not self._is_open(request, self._states[index].view.cards[position]):
                     return False
                 groups.add(group)
         if len(groups) > 1 and (
@@ -275,7 +273,7 @@ class _Board:
             return None
         places = [self._places[uuid] for uuid in request.pinned]
         index = places[0][0]
-        cards = [self._states[index].view.cards[position] for _, position in places]
+        cards = [self._states[index].view.cards[position] for _, position, _ in places]
         slot = Slot(self.nodes[index].name, request.pinned)
         classes = {card.gpu_class for card in cards}
         return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
@@ -283,12 +281,12 @@ class _Board:
     def _pins_open(self, request: Request) -> bool:
         places = [self._places.get(uuid) for uuid in request.pinned]
         known = [place for place in places if place is not None]
-        if len(known) != len(places) or len({index for index, _ in known}) != 1 or len(set(known)) != len(known):
+        if len(known) != len(places) or len({index for index, *_ in known}) != 1 or len(set(known)) != len(known):
             return False
         index = known[0][0]
         if not self._may_host(request, index):
             return False
-        return all(self._is_open(request, self._states[index].view.cards[position]) for _, position in known)
+        return all(self._is_open(request, self._states[index].view.cards[position]) for _, position, _ in known)
 
     def _find_by_node(self, request: Request) -> Assignment | None:
         """One node, whole cards: the best of each group's heap, away from a node that has all of the others."""
@@ -534,6 +532,11 @@ def _group_of(card: Card) -> Group | None:
     if card.gpu_class is None:
         return None
     return Group(card.gpu_class, card.capability, card.is_virtual, card.is_slice)
+
+
+def _in_order(node: NodeView) -> NodeView:
+    cards = tuple(sorted(node.cards, key=_nearest))
+    return node if cards == node.cards else evolve(node, cards=cards)
 
 
 def _nearest(card: Card) -> tuple[bool, int, str]:

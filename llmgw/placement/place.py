@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
+from operator import lt
 from typing import NamedTuple
 
 from attrs import define, evolve, field
@@ -67,16 +68,24 @@ def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mappi
             board.claim(request, found)
     # Told at the end, so that a reason speaks of the cards as they are now, not of how they were in between.
     reasons = explain(left, board.nodes, board.uses, board.fitting)
-    moved = frozenset(
-        request.id for request in ordered if request.id in current and current[request.id] != given.get(request.id)
-    )
+    # Most are the very same object, which is faster to see than that two are equal.
+    stayed = {id_ for id_, found in given.items() if found is current.get(id_) or found == current.get(id_)}
+    moved = frozenset(request.id for request in ordered if request.id in current and request.id not in stayed)
     return Placement(given, reasons, moved)
 
 
-def _order(request: Request) -> tuple[bool, int, bool, int, int, ShardId]:
+def _order(request: Request) -> tuple[bool, int, bool, int, int, str, int]:
     # What is named comes first, since it has no second choice, and what shares after what needs whole cards.
     size = request.gpus // request.nodes
-    return (not request.pinned, -request.priority, request.share, -request.nodes, -size, request.id)
+    return (
+        not request.pinned,
+        -request.priority,
+        request.share,
+        -request.nodes,
+        -size,
+        request.id.name,
+        request.id.replica,
+    )
 
 
 class _Candidate(NamedTuple):
@@ -130,14 +139,18 @@ class _Board:
         self.nodes = [_in_order(node) for node in ordered]
         self.uses: dict[str, list[Request]] = defaultdict(list)
         """UUID -> who has it, or has it reserved."""
-        kinds = [[_group_of(card) for card in node.cards] for node in self.nodes]
-        groups = {group for row in kinds for group in row if group is not None}
+        # Plain tuples: they are equal to a Group, and made faster, which counts for thousands of cards.
+        kinds = [
+            [(card.gpu_class, card.capability, card.is_virtual, card.is_slice) for card in node.cards]
+            for node in self.nodes
+        ]
+        groups = {Group(gpu_class, *rest) for gpu_class, *rest in {kind for row in kinds for kind in row} if gpu_class}
         self._names = sorted(groups, key=lambda group: (group.gpu_class, group.capability or (), *group[2:]))
-        numbers: dict[Group | None, int] = {group: number for number, group in enumerate(self._names)}
+        numbers: dict[tuple[object, ...], int] = {group: number for number, group in enumerate(self._names)}
         self._places: dict[str, tuple[int, int, int | None]] = {}
         """UUID -> its node, its position there, its group."""
         self._states = [
-            self._enter(index, node, [numbers.get(group) for group in kinds[index]])
+            self._enter(index, node, [numbers.get(kind) for kind in kinds[index]])
             for index, node in enumerate(self.nodes)
         ]
         self._by_name = {node.name: index for index, node in enumerate(self.nodes)}
@@ -155,12 +168,13 @@ class _Board:
             self._places[card.uuid] = (index, position, group)
             if group is None:
                 continue
-            node.groups.setdefault(group, []).append(position)
-            free = node.free.setdefault(group, set())
+            if group not in node.groups:
+                node.groups[group], node.free[group], node.cliques[group] = [], set(), defaultdict(set)
+            node.groups[group].append(position)
             if card.why_not is None and view.why_not is None:
-                free.add(position)
+                node.free[group].add(position)
                 if card.clique is not None:
-                    node.cliques.setdefault(group, {}).setdefault(card.clique, set()).add(position)
+                    node.cliques[group][card.clique].add(position)
         return node
 
     # -- giving and keeping ------------------------------------------------------------------------------
@@ -181,7 +195,7 @@ class _Board:
 
     def _use(self, request: Request, uuid: str) -> None:
         users = self.uses[uuid]
-        if any(user.id == request.id for user in users):
+        if users and any(user.id == request.id for user in users):
             return
         users.append(request)
         place = self._places.get(uuid)
@@ -237,7 +251,8 @@ class _Board:
             return False
         if request.memory is not None and (card.usable_memory is None or card.usable_memory < request.memory):
             return False
-        others = [user for user in self.uses.get(card.uuid, ()) if user.id != request.id]
+        users = self.uses.get(card.uuid)
+        others = [user for user in users if user.id != request.id] if users else []
         if not others:
             return True
         if request.memory is None or not all(user.share and user.memory is not None for user in (request, *others)):
@@ -527,16 +542,11 @@ class _Board:
         )
 
 
-def _group_of(card: Card) -> Group | None:
-    """None: a card that nobody knows anything about."""
-    if card.gpu_class is None:
-        return None
-    return Group(card.gpu_class, card.capability, card.is_virtual, card.is_slice)
-
-
 def _in_order(node: NodeView) -> NodeView:
-    cards = tuple(sorted(node.cards, key=_nearest))
-    return node if cards == node.cards else evolve(node, cards=cards)
+    indexes = [card.index for card in node.cards]
+    if None not in indexes and all(map(lt, indexes, indexes[1:])):
+        return node
+    return evolve(node, cards=tuple(sorted(node.cards, key=_nearest)))
 
 
 def _nearest(card: Card) -> tuple[bool, int, str]:

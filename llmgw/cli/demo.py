@@ -100,9 +100,9 @@ class Engine:
 
 
 def fake_engine() -> Engine:
-    # The fake shows the model name only, so any readable file serves as weights.
+    # The fake loads nothing, so no file is named: a name on a hub is not looked up.
     command = [sys.executable, "-m", "llmgw.fake.engine", "llamacpp"]
-    return Engine(command, os.__file__, {"FAKE_ENGINE_FLAGS": "--fake-load-seconds=4"}, [])
+    return Engine(command, "ggml-org/gemma-3-270m-GGUF", {"FAKE_ENGINE_FLAGS": "--fake-load-seconds=4"}, [])
 
 
 def real_engine(quiet: bool) -> Engine:

@@ -101,6 +101,9 @@ class Daemon:
     async def inventory(self) -> dict[str, Any]:
         return {"gpus": []}
 
+    async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
+        return {"gpu": name, "released": False}
+
     async def upgrade(self, by: str) -> ReloadAnswer:
         return self.answer
 

@@ -172,12 +172,14 @@ def cards_beside_running(
 ) -> list[dict[str, Any]]:
     """What a reload would give: engines that stay keep their cards, the others get theirs again where that fits."""
     from llmgw.cli.saved_inventories import saved_answer
+    from llmgw.config.load import load
     from llmgw.domain.shard import ShardId
     from llmgw.placement.model import Assignment, Slot
     from llmgw.placement.proposal import Site, propose
 
-    config, _ = read(args, status)
-    if all(spec.gpus in (0, ()) for spec in config.shards):
+    config = load(status["config"]["path"], node=args.node, offline=True, running=False).config
+    if config is None or all(spec.gpus in (0, ()) for spec in config.shards):
+        # Where the file cannot be read from here the plan itself is all that can be told.
         return []
     saved = saved_answer(ask.get("/v1/inventory", timeout=PATIENCE))
     stays = {action["name"] for action in plan["actions"] if action["action"] in ("keep", "in_place")}

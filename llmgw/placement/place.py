@@ -77,15 +77,8 @@ def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mappi
 def _order(request: Request) -> tuple[bool, int, bool, int, int, str, int]:
     # What is named comes first, since it has no second choice, and what shares after what needs whole cards.
     size = request.gpus // request.nodes
-    return (
-        not request.pinned,
-        -request.priority,
-        request.share,
-        -request.nodes,
-        -size,
-        request.id.name,
-        request.id.replica,
-    )
+    id_ = request.id
+    return (not request.pinned, -request.priority, request.share, -request.nodes, -size, id_.name, id_.replica)
 
 
 class _Candidate(NamedTuple):
@@ -144,9 +137,12 @@ class _Board:
             [(card.gpu_class, card.capability, card.is_virtual, card.is_slice) for card in node.cards]
             for node in self.nodes
         ]
-        groups = {Group(gpu_class, *rest) for gpu_class, *rest in {kind for row in kinds for kind in row} if gpu_class}
+        known = {kind for row in kinds for kind in row}
+        groups = [Group(name, capability, virtual, part) for name, capability, virtual, part in known if name]
         self._names = sorted(groups, key=lambda group: (group.gpu_class, group.capability or (), *group[2:]))
         numbers: dict[tuple[object, ...], int] = {group: number for number, group in enumerate(self._names)}
+        self._hosts: dict[int, list[int]] = defaultdict(list)
+        """Group -> nodes that have cards of it."""
         self._places: dict[str, tuple[int, int, int | None]] = {}
         """UUID -> its node, its position there, its group."""
         self._states = [
@@ -169,6 +165,7 @@ class _Board:
             if group is None:
                 continue
             if group not in node.groups:
+                self._hosts[group].append(index)
                 node.groups[group], node.free[group], node.cliques[group] = [], set(), defaultdict(set)
             node.groups[group].append(position)
             if card.why_not is None and view.why_not is None:
@@ -347,7 +344,7 @@ class _Board:
     def _heap(self, group: int, size: int) -> list[tuple[_Candidate, int]]:
         key = (group, size)
         if key not in self._heaps:
-            entries = (self._candidate(index, group, size) for index in range(len(self._states)))
+            entries = (self._candidate(index, group, size) for index in self._hosts[group])
             self._heaps[key] = [entry for entry in entries if entry is not None]
             heapify(self._heaps[key])
         return self._heaps[key]
@@ -543,8 +540,8 @@ class _Board:
 
 
 def _in_order(node: NodeView) -> NodeView:
-    indexes = [card.index for card in node.cards]
-    if None not in indexes and all(map(lt, indexes, indexes[1:])):
+    indexes = [card.index for card in node.cards if card.index is not None]
+    if len(indexes) == len(node.cards) and all(map(lt, indexes, indexes[1:])):
         return node
     return evolve(node, cards=tuple(sorted(node.cards, key=_nearest)))
 

@@ -59,6 +59,8 @@ def place(nodes: Sequence[NodeView], requests: Sequence[Request], current: Mappi
         else:
             waiting.append(request)
     left = []
+    if waiting:
+        board.open()
     for request in waiting:
         found = board.find(request)
         if found is None:
@@ -113,8 +115,6 @@ _FRESH = 1000
 @define
 class _Node:
     view: NodeView
-    groups: dict[int, list[int]] = field(factory=dict)
-    """Group -> its cards by position, in order of their indexes."""
     free: dict[int, set[int]] = field(factory=dict)
     """Group -> cards that nobody has and that may be given."""
     cliques: dict[int, dict[int, set[int]]] = field(factory=dict)
@@ -141,14 +141,18 @@ class _Board:
         groups = [Group(name, capability, virtual, part) for name, capability, virtual, part in known if name]
         self._names = sorted(groups, key=lambda group: (group.gpu_class, group.capability or (), *group[2:]))
         numbers: dict[tuple[object, ...], int] = {group: number for number, group in enumerate(self._names)}
-        self._hosts: dict[int, list[int]] = defaultdict(list)
-        """Group -> nodes that have cards of it."""
-        self._places: dict[str, tuple[int, int, int | None]] = {}
-        """UUID -> its node, its position there, its group."""
-        self._states = [
-            self._enter(index, node, [numbers.get(kind) for kind in kinds[index]])
+        self._kinds = [[numbers.get(kind) for kind in row] for row in kinds]
+        """Node -> group of each of its cards."""
+        self._places = {
+            card.uuid: (index, position)
             for index, node in enumerate(self.nodes)
-        ]
+            for position, card in enumerate(node.cards)
+        }
+        """UUID -> its node, its position there."""
+        self._states: list[_Node] = []
+        """Empty until something has to be found: where nothing changes, nobody asks what is free."""
+        self._hosts: dict[int, list[int]] = defaultdict(list)
+        """Group -> nodes that had free cards of it."""
         self._by_name = {node.name: index for index, node in enumerate(self.nodes)}
         self._heaps: dict[tuple[int, int], list[tuple[_Candidate, int]]] = {}
         self._homes: dict[str, Counter[int]] = defaultdict(Counter)
@@ -158,21 +162,29 @@ class _Board:
             for island in node.islands:
                 self._by_island[island].append(index)
 
-    def _enter(self, index: int, view: NodeView, groups: Sequence[int | None]) -> _Node:
+    def open(self) -> None:
+        """Count what is free, once what is kept has been claimed."""
+        self._states = [self._enter(index, view) for index, view in enumerate(self.nodes)]
+
+    def _enter(self, index: int, view: NodeView) -> _Node:
         node = _Node(view)
-        for position, (card, group) in enumerate(zip(view.cards, groups, strict=True)):
-            self._places[card.uuid] = (index, position, group)
-            if group is None:
+        for position, (card, group) in enumerate(zip(view.cards, self._kinds[index], strict=True)):
+            if card.why_not is not None or view.why_not is not None or group is None:
                 continue
-            if group not in node.groups:
+            if self.uses.get(card.uuid):
+                node.used += 1
+                continue
+            if group not in node.free:
                 self._hosts[group].append(index)
-                node.groups[group], node.free[group], node.cliques[group] = [], set(), defaultdict(set)
-            node.groups[group].append(position)
-            if card.why_not is None and view.why_not is None:
-                node.free[group].add(position)
-                if card.clique is not None:
-                    node.cliques[group][card.clique].add(position)
+                node.free[group], node.cliques[group] = set(), defaultdict(set)
+            node.free[group].add(position)
+            if card.clique is not None:
+                node.cliques[group][card.clique].add(position)
         return node
+
+    def _cards_in(self, index: int, group: int) -> list[int]:
+        """Cards of a node that are of this group, by position, whoever has them."""
+        return [position for position, kind in enumerate(self._kinds[index]) if kind == group]
 
     # -- giving and keeping ------------------------------------------------------------------------------
 
@@ -195,21 +207,24 @@ class _Board:
         if users and any(user.id == request.id for user in users):
             return
         users.append(request)
-        place = self._places.get(uuid)
-        if place is None:
-            return
-        index, position, group = place
+        if self._states and uuid in self._places:
+            self._withdraw(*self._places[uuid])
+
+    def _withdraw(self, index: int, position: int) -> None:
+        """A card is not free any more."""
         node = self._states[index]
-        if group is not None and position in node.free[group]:
-            node.free[group].discard(position)
-            clique = node.view.cards[position].clique
-            if clique is not None:
-                node.cliques[group][clique].discard(position)
-            node.used += 1
-            node.version += 1
-            # The other groups too: how loaded the node is stands in their entries.
-            for heap_group, size in self._heaps:
-                self._push(index, heap_group, size)
+        group = self._kinds[index][position]
+        if group is None or position not in node.free.get(group, ()):
+            return
+        node.free[group].discard(position)
+        clique = node.view.cards[position].clique
+        if clique is not None:
+            node.cliques[group][clique].discard(position)
+        node.used += 1
+        node.version += 1
+        # The other groups too: how loaded the node is stands in their entries.
+        for heap_group, size in self._heaps:
+            self._push(index, heap_group, size)
 
     def is_valid(self, request: Request, kept: Assignment) -> bool:
         """Whether an earlier assignment still stands: its cards are there, free, and what is asked for."""
@@ -228,8 +243,8 @@ class _Board:
                 place = self._places.get(uuid)
                 if place is None or place[0] != index:
                     return False
-                _, position, group = place
-                if group not in allowed or not self._is_open(request, self._states[index].view.cards[position]):
+                group = self._kinds[index][place[1]]
+                if group not in allowed or not self._is_open(request, self.nodes[index].cards[place[1]]):
                     return False
                 groups.add(group)
         if len(groups) > 1 and (
@@ -285,7 +300,7 @@ class _Board:
             return None
         places = [self._places[uuid] for uuid in request.pinned]
         index = places[0][0]
-        cards = [self._states[index].view.cards[position] for _, position, _ in places]
+        cards = [self.nodes[index].cards[position] for _, position in places]
         slot = Slot(self.nodes[index].name, request.pinned)
         classes = {card.gpu_class for card in cards}
         return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
@@ -293,12 +308,12 @@ class _Board:
     def _pins_open(self, request: Request) -> bool:
         places = [self._places.get(uuid) for uuid in request.pinned]
         known = [place for place in places if place is not None]
-        if len(known) != len(places) or len({index for index, *_ in known}) != 1 or len(set(known)) != len(known):
+        if len(known) != len(places) or len({index for index, _ in known}) != 1 or len(set(known)) != len(known):
             return False
         index = known[0][0]
         if not self._may_host(request, index):
             return False
-        return all(self._is_open(request, self._states[index].view.cards[position]) for _, position, _ in known)
+        return all(self._is_open(request, self.nodes[index].cards[position]) for _, position in known)
 
     def _find_by_node(self, request: Request) -> Assignment | None:
         """One node, whole cards: the best of each group's heap, away from a node that has all of the others."""
@@ -387,7 +402,9 @@ class _Board:
             if request.memory is None:
                 positions = self._cards_of(node, group, size)
             else:
-                positions = [*self._pick(node, self._usable(request, node, node.groups[group]), size).positions]
+                positions = [
+                    *self._pick(node, self._usable(request, node, self._cards_in(index, group)), size).positions
+                ]
             slots.append(Slot(node.view.name, tuple(node.view.cards[at].uuid for at in positions)))
         return Assignment(request.id, tuple(slots), self._names[shares[0][1]].gpu_class)
 
@@ -395,7 +412,7 @@ class _Board:
         """`size` free cards of a group: within the smallest clique that is large enough, else loose ones first."""
         free = node.free[group]
         cliques = sorted(node.cliques.get(group, {}).items(), key=lambda entry: (len(entry[1]), entry[0]))
-        ordered = [at for at in node.groups[group] if at in free]
+        ordered = sorted(free)
         if size > 1:
             for _, cards in cliques:
                 if len(cards) >= size:
@@ -414,7 +431,7 @@ class _Board:
         for index, node in enumerate(self._states):
             if not self._may_host(request, index):
                 continue
-            for number, positions in self._pools(request, node, allowed, same_group=same_group):
+            for number, positions in self._pools(request, index, allowed, same_group=same_group):
                 usable = self._usable(request, node, positions)
                 if len(usable) < request.gpus:
                     continue
@@ -431,18 +448,15 @@ class _Board:
         return Assignment(request.id, (slot,), classes.pop() if len(classes) == 1 else None)
 
     def _pools(
-        self, request: Request, node: _Node, allowed: Sequence[int], *, same_group: bool
+        self, request: Request, index: int, allowed: Sequence[int], *, same_group: bool
     ) -> Iterator[tuple[int, list[int]]]:
         """Cards that may be chosen among, with the rank of their class."""
         if same_group:
-            yield from (
-                (self._class_rank(request, group), node.groups[group]) for group in allowed if group in node.groups
-            )
+            yield from ((self._class_rank(request, group), self._cards_in(index, group)) for group in allowed)
             return
         for virtual in (False, True):
-            groups = [group for group in allowed if group in node.groups and self._names[group].virtual is virtual]
-            if groups:
-                yield 0, sorted(at for group in groups for at in node.groups[group])
+            groups = [group for group in allowed if self._names[group].virtual is virtual]
+            yield 0, sorted(at for group in groups for at in self._cards_in(index, group))
 
     def _usable(self, request: Request, node: _Node, positions: Sequence[int]) -> list[int]:
         return [at for at in positions if self._is_open(request, node.view.cards[at])]
@@ -513,12 +527,12 @@ class _Board:
         """One node's share of a request for several, from one group."""
         size = request.gpus // request.nodes
         node = self._states[index]
-        if group not in node.groups or not self._may_host(request, index):
+        if not self._may_host(request, index):
             return None
         if request.memory is None:
             entry = self._candidate(index, group, size)
             return None if entry is None else entry[0]
-        usable = self._usable(request, node, node.groups[group])
+        usable = self._usable(request, node, self._cards_in(index, group))
         if len(usable) < size:
             return None
         picked = self._pick(node, usable, size)
@@ -533,9 +547,7 @@ class _Board:
         size = max(1, request.gpus // request.nodes)
         allowed = self._groups_for(request)
         return frozenset(
-            group
-            for group in allowed
-            if group in node.groups and len(self._usable(request, node, node.groups[group])) >= size
+            group for group in allowed if len(self._usable(request, node, self._cards_in(index, group))) >= size
         )
 
 

@@ -75,7 +75,8 @@ def _shards(found: Found) -> Iterator[str]:
         yield from _gpu_example(found, name, count)
         if len(classes) > 1:
             yield "#"
-            yield f"# Other classes here: {_comment(", ".join(sorted(set(classes) - {name})))}. A shard has GPUs of one class."
+            others = _comment(", ".join(sorted(set(classes) - {name})))
+            yield f"# Other classes here: {others}. A shard has GPUs of one class."
     elif not found.inventory.mig_instances:
         yield from _cpu_example(found)
 

@@ -81,7 +81,7 @@ def test_a_failing_nvidia_smi_is_told_in_its_own_words_and_touches_nothing_that_
         result = node.cli("inventory")
         # The older facts are shown, marked as what they are.
         assert result.returncode == 1, behaviour
-        assert result.stdout.splitlines()[1].startswith("stale: nvidia-smi fails"), behaviour
+        assert result.stdout.splitlines()[1].startswith("stale: nvidia-smi has failed"), behaviour
         assert "h100-80g" in result.stdout and "Traceback" not in result.stderr, behaviour
     gpus.describe(behaviour={"fail": "driver_mismatch"})
     assert "Driver/library version mismatch" in node.cli("inventory").stdout

@@ -65,7 +65,9 @@ def views(draw: st.DrawFn) -> tuple[NodeView, ...]:
     nodes = []
     for number in range(draw(st.integers(1, 4))):
         name = f"n{number}"
-        kinds = draw(st.lists(st.sampled_from([H100, A100, L40S, SLICE, "l40s-vgpu-45g", None]), max_size=6))
+        kinds = draw(
+            st.lists(st.sampled_from([H100, H100, A100, L40S, SLICE, "l40s-vgpu-45g", None]), min_size=2, max_size=8)
+        )
         if draw(st.booleans()):
             kinds = kinds[:1] * len(kinds)
         found = []
@@ -75,8 +77,8 @@ def views(draw: st.DrawFn) -> tuple[NodeView, ...]:
                 None if kind == SLICE else index,
                 kind,
                 CAPABILITY.get(kind or ""),
-                usable_memory=draw(st.sampled_from([None, 40000, 80000, 80000])),
-                why_not=draw(st.sampled_from([None, None, None, HELD])),
+                usable_memory=draw(st.sampled_from([80000, 80000, 80000, 40000, None])),
+                why_not=draw(st.sampled_from([*[None] * 7, HELD])),
                 clique=None if kind == SLICE else draw(st.sampled_from([None, 0, 0, 1])),
                 is_slice=kind == SLICE,
                 is_virtual="vgpu" in (kind or ""),
@@ -84,7 +86,7 @@ def views(draw: st.DrawFn) -> tuple[NodeView, ...]:
             found.append(card)
         labels = {"rack": draw(st.sampled_from(["a", "b"]))}
         islands = frozenset(draw(st.lists(st.sampled_from(["ib0", "ib1"]), max_size=2)))
-        why_not = draw(st.sampled_from([None, None, None, "cordoned"]))
+        why_not = draw(st.sampled_from([*[None] * 7, "cordoned"]))
         nodes.append(NodeView(name, tuple(found), labels, islands, why_not))
     return tuple(nodes)
 
@@ -93,15 +95,17 @@ def views(draw: st.DrawFn) -> tuple[NodeView, ...]:
 def asked(draw: st.DrawFn, nodes: Sequence[NodeView], id_: ShardId) -> Request:
     uuids = [[card.uuid for card in node.cards] for node in nodes]
     pinned: tuple[str, ...] = ()
-    if draw(st.integers(0, 4)) == 0:
+    if draw(st.integers(0, 7)) == 7:
         pool = draw(st.sampled_from([[*some, "gone"] for some in uuids]))
         pinned = tuple(draw(st.lists(st.sampled_from(pool), min_size=1, max_size=3, unique=True)))
-    spread = 1 if pinned else draw(st.sampled_from([1, 1, 1, 2, 3]))
-    memory = draw(st.sampled_from([None, None, 20000, 50000]))
-    classes = st.sampled_from([(), (), (H100,), (A100, H100), (SLICE,), (SLICE, A100), ("l40s-vgpu-45g", L40S)])
+    spread = 1 if pinned else draw(st.sampled_from([1, 1, 1, 1, 2, 3]))
+    memory = draw(st.sampled_from([None, None, None, None, 20000, 50000]))
+    classes = st.sampled_from(
+        [(), (), (), (), (), (H100,), (A100, H100), (SLICE,), (SLICE, A100), ("l40s-vgpu-45g", L40S)]
+    )
     return Request(
         id_,
-        len(pinned) or draw(st.sampled_from([1, 1, 2, 3, 4])) * spread,
+        len(pinned) or draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4])) * spread,
         nodes=spread,
         classes=draw(classes),
         pinned=pinned,
@@ -121,7 +125,7 @@ def worlds(draw: st.DrawFn) -> World:
     """Nodes, requests, and what was before: a placement of a similar world, part of which runs, and nonsense."""
     nodes = draw(views())
     ids = [ShardId(name, replica) for name in "abcde" for replica in range(2)]
-    chosen = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=7, unique=True))
+    chosen = draw(st.lists(st.sampled_from(ids), min_size=3, max_size=8, unique=True))
     before = [draw(asked(nodes, id_)) for id_ in chosen]
     healthy = [
         evolve(node, why_not=None, cards=tuple(evolve(card, why_not=None) for card in node.cards)) for node in nodes
@@ -148,7 +152,7 @@ def worlds(draw: st.DrawFn) -> World:
     return nodes, tuple(requests), current
 
 
-CHANCE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+CHANCE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 def by_uuid(nodes: Sequence[NodeView]) -> dict[str, tuple[NodeView, Card]]:

@@ -180,12 +180,29 @@ def next_step(shard: Shard, now: float) -> str:
     return f"retry{count} in {duration(left)}" if left > 0 else f"retry{count} now"
 
 
+WAITS_FOR_GPUS = "it starts by itself when they are free; llmgw inventory shows who is on which"
+MOVE_AWAY = "it runs on, and nothing new goes to that card; llmgw restart {name} moves it to another one"
+
+
+def _about_gpus(shard: Shard) -> list[str]:
+    """What to do where its GPUs are the matter; empty when they are not."""
+    texts = {condition["kind"]: condition["text"] for condition in shard.get("conditions") or ()}
+    if "unplaced" in texts:
+        return [f"{shard['name']}: no GPUs: {texts['unplaced']}", f"  {WAITS_FOR_GPUS}"]
+    if "gpu-unhealthy" in texts:
+        return [f"{shard['name']}: {texts['gpu-unhealthy']}", f"  {MOVE_AWAY.format(name=shard['name'])}"]
+    return []
+
+
 def paragraphs(shards: Iterable[Shard], now: float) -> list[list[str]]:
     """For each shard that failed, or that failed before and is tried again: the cause, its proof, what to do. For one
-    that loads: what is waited for, and the last line of its log."""
+    that loads: what is waited for, and the last line of its log. For one whose GPUs are the matter: what to do."""
     found = []
     for shard in shards:
         reason = shard.get("reason")
+        about_gpus = _about_gpus(shard)
+        if about_gpus:
+            found.append([neutralise(line) for line in about_gpus])
         if not reason:
             last = (shard.get("log") or {}).get("last")
             if shard["state"] in ("starting", "loading") and last:

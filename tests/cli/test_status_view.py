@@ -195,3 +195,16 @@ def test_a_name_means_all_its_replicas_and_one_may_be_named_alone() -> None:
     assert [shard["name"] for shard in view.chosen(answer, ["a"])[0]] == ["a/0", "a/1"]
     assert [shard["name"] for shard in view.chosen(answer, ["a/1"])[0]] == ["a/1"]
     assert view.chosen(answer, ["b/0", "c"]) == ([answer["shards"][2]], ["c"])
+
+
+def test_a_shard_without_gpus_and_one_whose_card_went_bad_are_told_with_what_to_do() -> None:
+    def with_condition(kind: str, text: str, **changes: Any) -> list[str]:
+        shard = a_shard(conditions=[{"kind": kind, "text": text, "since": NOW}], **changes)
+        (lines,) = view.paragraphs([shard], NOW)
+        return lines
+
+    waits = with_condition("unplaced", "needs 2 GPUs: 8 held by pid 4411 python", state="pending")
+    assert waits[0] == "embed: no GPUs: needs 2 GPUs: 8 held by pid 4411 python"
+    assert "starts by itself" in waits[1] and "llmgw inventory" in waits[1]
+    bad = with_condition("gpu-unhealthy", "GPU 7: uncorrected ECC")
+    assert bad[0] == "embed: GPU 7: uncorrected ECC" and "llmgw restart embed" in bad[1]

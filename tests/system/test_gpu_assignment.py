@@ -4,13 +4,16 @@ memory."""
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from llmgw.fake.gpu import current_holders
 from tests.fake_gpus import STRANGER, FakeGpus
-from tests.node import Node, fake
+from tests.node import Node, fake, is_alive
 
 QUICK = (
     '[node]\ninventory_interval = "1s"\n'
@@ -211,3 +214,46 @@ def test_sharing_shards_share_a_card_and_others_keep_off_it(node: Node) -> None:
     assert taken["whole"] not in [cards(node, name)[name] for name in sharing]
     # 30 + 30 GiB fit on a card with 79, a third does not.
     assert len(sharing) == 2
+
+
+def engines_by_card(gpus: FakeGpus) -> dict[str, list[int]]:
+    """Living engines that hold memory of a card."""
+    found: dict[str, list[int]] = {}
+    for holder in current_holders(gpus.directory):
+        if is_alive(holder.pid):
+            found.setdefault(holder.gpu, []).append(holder.pid)
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_in_a_storm_of_starts_stops_and_kills_no_card_ever_has_two_engines(node: Node, seed: int) -> None:
+    chance = random.Random(seed)
+    gpus = FakeGpus(node, gpus=4)
+    names = [f"s{number}" for number in range(6)]
+    knobs = "--fake-gpu-release 0.5"
+    node.write(QUICK + "".join(vllm(name, knobs=knobs, more='gpu_release_timeout = "20s"') for name in names))
+    node.start()
+    for _ in range(14):
+        name = chance.choice(names)
+        what = chance.choice(["stop", "start", "restart", "kill", "kill llmgw"])
+        if what == "kill llmgw":
+            node.kill()
+            node.start()
+        elif what == "kill":
+            pid = node.shard(name)["pid"]
+            if pid is not None and is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            node.cli(what, name, "--no-wait")
+        time.sleep(chance.random() * 0.6)
+        crowded = {card: pids for card, pids in engines_by_card(gpus).items() if len(pids) > 1}
+        assert not crowded, (what, name, crowded)
+    for name in names:
+        node.cli("start", name, "--no-wait")
+    node.until(
+        lambda: sorted(node.state_of(name) for name in names) == ["pending"] * 2 + ["ready"] * 4,
+        "four run and two wait",
+        timeout=60,
+    )
+    assert all(len(pids) == 1 for pids in engines_by_card(gpus).values())
+    assert "Traceback" not in node.log()

@@ -501,7 +501,11 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(_ended(status), detail=text, reason=None, failures=0, next_attempt=None)
         case Failed(reason=reason, counted=counted):
             failures = status.failures + (1 if counted else 0)
-            return evolve(_ended(status), detail="", reason=reason, failures=failures, next_attempt=None)
+            ended = _ended(status)
+            if not counted and (again := status.condition(ConditionKind.BACKOFF)) is not None:
+                # The same check said no again: it goes on waiting, which is no news.
+                ended = evolve(ended, conditions=(*ended.conditions, again))
+            return evolve(ended, detail="", reason=reason, failures=failures, next_attempt=None)
         case Unplaced(text=text):
             kept = without_condition(conditions, ConditionKind.BACKOFF)
             return evolve(
@@ -582,8 +586,15 @@ QUIET_EVENTS = (Noticed, ActivitySeen, ProgressSeen, Retitled)
 
 
 def is_news(before: ShardStatus, event: Event, after: ShardStatus) -> bool:
-    """Whether it gets a line in the history. A change of state always does, whatever brought it about."""
-    return before.state is not after.state or not isinstance(event, QUIET_EVENTS)
+    """Whether it gets a line in the history. A change of state always does, whatever brought it about; a check that
+    says no once more, every half minute and for hours, does not.
+    """
+    if before.state is not after.state:
+        return True
+    waits = before.condition(ConditionKind.BACKOFF) is not None and before.failures == after.failures
+    if waits and isinstance(event, Failed | RetryScheduled):
+        return before.reason != after.reason
+    return not isinstance(event, QUIET_EVENTS)
 
 
 def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:

@@ -42,6 +42,7 @@ from llmgw.domain.status import (
     Unplaced,
     advance,
     describe,
+    is_news,
 )
 
 REASON = Reason("D1", "GPU memory ran out", "use more GPUs", ("torch.OutOfMemoryError",))
@@ -180,3 +181,18 @@ def test_an_instance_without_gpus_waits_in_pending_and_its_failures_are_neither_
     assert [(c.kind, c.text) for c in status.conditions] == [
         (ConditionKind.UNPLACED, "needs 2 GPUs: 8 held by pid 4411 python")
     ]
+
+
+def test_a_check_that_says_no_again_is_no_news_and_another_reason_is() -> None:
+    refused = Failed(REASON, counted=False)
+    first = walk(refused, RetryScheduled(100.0, 1, 0))
+    again = advance(first, refused, 3.0)
+    assert not is_news(first, refused, again)
+    assert again.condition(ConditionKind.BACKOFF) is not None
+    later = advance(again, RetryScheduled(200.0, 2, 0), 4.0)
+    assert not is_news(again, RetryScheduled(200.0, 2, 0), later) and later.next_attempt == 200.0
+    other = Failed(evolve(REASON, cause="another one"), counted=False)
+    assert is_news(later, other, advance(later, other, 5.0))
+    # A failure of the engine itself always is.
+    counted = Failed(REASON)
+    assert is_news(later, counted, advance(later, counted, 6.0))

@@ -112,10 +112,20 @@ def test_a_survey_that_fails_after_the_end_is_not_taken_for_free_memory(node: No
     assert node.wait_state("a", "ready")["generation"] == 2
 
 
-def test_a_stranger_on_a_gpu_at_the_first_start_is_named_when_the_engine_runs_out_of_memory(node: Node) -> None:
+def test_a_stranger_on_a_gpu_at_the_first_start_is_named_before_anything_is_launched(node: Node) -> None:
     gpus = FakeGpus(node)
     gpus.hold(0, 41000, os.getpid())
     node.write('[defaults]\nrestart = "no"\n' + vllm(gpus="[0]"))
+    node.start()
+    refused = node.wait_state("a", "failed")
+    assert (refused["failures"], refused["generation"]) == (0, 0)
+    assert f"held by pid {os.getpid()}" in cause(refused)
+
+
+def test_an_engine_that_is_let_onto_a_held_gpu_says_itself_that_memory_ran_out(node: Node) -> None:
+    gpus = FakeGpus(node)
+    gpus.hold(0, 41000, os.getpid())
+    node.write('[defaults]\nrestart = "no"\n' + vllm(gpus="[0]", more='allow = ["gpu-held"]'))
     node.start()
     failed = node.wait_state("a", "failed")
     assert failed["failures"] == 1
@@ -346,6 +356,8 @@ def test_a_size_that_does_not_divide_the_heads_is_refused_with_those_that_do(nod
     FakeGpus(node, gpus=4)
     folder = node.folder / "model"
     folder.mkdir()
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    (folder / "tokenizer.json").write_text("{}")
     shard = vllm(gpus="[0, 1, 2]", more=f'weights = "{folder}"')
     for config in (
         {"num_attention_heads": 40, "num_key_value_heads": 8},
@@ -353,9 +365,11 @@ def test_a_size_that_does_not_divide_the_heads_is_refused_with_those_that_do(nod
     ):
         (folder / "config.json").write_text(json.dumps(config))
         code, text = check(node, shard)
-        assert code == 78 and "1, 2, 4, 5, 8" in text and "pipeline_parallel" in text
+        # 5 divides the 40 heads, but not the 8 for keys and values.
+        assert code == 78 and "1, 2, 4, 8" in text and "pipeline_parallel" in text
     (folder / "config.json").write_text("[" * 5000)
-    assert check(node, shard)[0] == 0
+    code, text = check(node, shard)
+    assert code == 78 and "config.json cannot be read" in text and "heads" not in text
     (folder / "config.json").unlink()
     assert check(node, shard)[0] == 0
     assert check(node, vllm(gpus="[0, 1, 2]", more='weights = "org/model"'))[0] == 0

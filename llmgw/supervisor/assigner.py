@@ -56,6 +56,8 @@ class Assigner:
         self._config = config
         self._node = node
         self._given: dict[ShardId, tuple[str, ...]] = {}
+        self._insisted: dict[ShardId, tuple[str, ...]] = {}
+        """Cards that their shards name and placement would not give: for preflight to judge, and for nobody else."""
         self.claims: Callable[[], Iterable[Claim]] = tuple
         """Every instance; set by the supervisor, who knows them."""
 
@@ -91,6 +93,7 @@ class Assigner:
         result = place([view], requests, current)
         wanted = {claim.id for claim in self._with(id_, spec) if claim.wanted}
         self._given = {other: found.uuids for other, found in result.assignments.items() if other in wanted}
+        self._insisted = {other: uuids for other, uuids in self._insisted.items() if other in wanted and other != id_}
         found = result.assignments.get(id_)
         if found is not None:
             return found.uuids
@@ -99,16 +102,18 @@ class Assigner:
             return ()
         if mine.pinned and not self._taken(mine, requests, result.assignments):
             # Nobody of ours has them: what is wrong with the cards themselves is for preflight to say.
+            self._insisted[id_] = mine.pinned
             return mine.pinned
         raise Unplaced(result.reasons[id_])
 
-    @staticmethod
-    def _taken(mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment]) -> bool:
-        users = [other for other in requests if other.id != mine.id and other.id in assignments]
-        return any(
-            not (mine.share and other.share) and not set(mine.pinned).isdisjoint(assignments[other.id].uuids)
-            for other in users
-        )
+    def _taken(self, mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment]) -> bool:
+        for other in requests:
+            if other.id == mine.id or (mine.share and other.share):
+                continue
+            has = assignments[other.id].uuids if other.id in assignments else self._insisted.get(other.id, ())
+            if not set(mine.pinned).isdisjoint(has):
+                return True
+        return False
 
     def _with(self, id_: ShardId, spec: ShardSpec) -> Sequence[Claim]:
         """Every instance; the one that asks is wanted, with the keys that it is launched with."""

@@ -1,0 +1,147 @@
+"""Who gets which GPUs of this node: decided at once for all, and never one card for two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve, field, frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.discovery.availability import availability
+from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus, NodeInventory, Stale
+from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
+from llmgw.supervisor.assigner import Assigner, Claim, Refused, Unplaced
+from llmgw.supervisor.node_look import NodeFacts
+
+
+@frozen
+class NodeSection:
+    labels: Any = field(factory=dict)
+    gpus: Any = "all"
+
+
+@frozen
+class Section:
+    node: NodeSection = field(factory=NodeSection)
+
+
+@frozen
+class Holds:
+    """What the assigner asks of a cell with the configuration."""
+
+    value: Section = field(factory=Section)
+
+
+class Node:
+    """A watched node as far as the assigner uses one."""
+
+    def __init__(self, facts: NodeFacts) -> None:
+        self.facts = facts
+        self.woken = 0
+
+    async def refresh(self) -> NodeFacts:
+        return self.facts
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def card(index: int, *, used: int = 0) -> Gpu:
+    processes = (GpuProcess(4190001, used),) if used else ()
+    return Gpu(index, f"GPU-{index}", "0", "NVIDIA L4", 23034, used, 22000, (8, 9), processes, gpu_class="l4-22g")
+
+
+def facts(*cards: Gpu, **keys: Any) -> NodeFacts:
+    inventory = evolve(Inventory(InventoryStatus.OK, cards), **keys)
+    return NodeFacts(NodeInventory("n", inventory), availability(inventory, {}))
+
+
+def spec(name: str, gpus: Any, **keys: Any) -> ShardSpec:
+    return ShardSpec(name, "m", EngineKind.VLLM, ("vllm",), "h", gpus=gpus, **keys)
+
+
+def assigner(*claims: Claim) -> Assigner:
+    made = Assigner(Holds(), Node(facts()))  # type: ignore[arg-type]
+    made.claims = lambda: claims
+    return made
+
+
+def claim(name: str, gpus: Any, uuids: tuple[str, ...] | None = None, *, wanted: bool = True, **keys: Any) -> Claim:
+    return Claim(ShardId(name), spec(name, gpus, **keys), wanted, uuids)
+
+
+def decide(made: Assigner, node: NodeFacts, one: Claim) -> tuple[str, ...]:
+    return made.decide(node, one.id, one.spec)
+
+
+def test_what_one_gets_does_not_depend_on_who_asks_first() -> None:
+    claims = [claim("pair", 2), claim("one", 1), claim("two", 1)]
+    node = facts(*(card(index) for index in range(4)))
+    outcomes = []
+    for order in (claims, claims[::-1]):
+        made = assigner(*order)
+        outcomes.append({one.id.name: decide(made, node, one) for one in order})
+    assert outcomes[0] == outcomes[1]
+    taken = [uuid for uuids in outcomes[0].values() for uuid in uuids]
+    assert len(set(taken)) == len(taken) == 4
+
+
+def test_cards_of_running_engines_are_theirs_whatever_else_is_wanted() -> None:
+    running = claim("old", 1, ("GPU-0",), wanted=False)
+    new = claim("new", 1)
+    assert decide(assigner(running, new), facts(card(0), card(1)), new) == ("GPU-1",)
+    with pytest.raises(Unplaced, match="1 used by old"):
+        decide(assigner(running, new), facts(card(0)), new)
+
+
+def test_cards_that_a_stopped_shard_names_are_kept_for_it() -> None:
+    named = claim("named", (0,), wanted=False)
+    new = claim("new", 1)
+    with pytest.raises(Unplaced, match="reserved for named"):
+        decide(assigner(named, new), facts(card(0)), new)
+
+
+def test_a_named_card_that_a_stranger_holds_goes_on_to_preflight_but_to_one_shard_alone() -> None:
+    node = facts(card(0, used=9000))
+    one, two = claim("one", (0,)), claim("two", ("GPU-0",))
+    made = assigner(one, two)
+    assert decide(made, node, one) == ("GPU-0",)
+    with pytest.raises(Unplaced):
+        decide(made, node, two)
+    assert decide(made, node, one) == ("GPU-0",)
+
+
+def test_a_card_that_is_none_is_refused_and_one_that_nobody_can_see_waits() -> None:
+    with pytest.raises(Refused) as refused:
+        decide(assigner(), facts(card(0)), claim("a", (7,)))
+    assert refused.value.reason.code == "gpu-missing"
+    broken = facts(stale=Stale(InventoryError.TIMEOUT, "nvidia-smi did not end within 20 s", 1.0))
+    with pytest.raises(Unplaced, match="did not end within 20 s"):
+        decide(assigner(), broken, claim("a", 1))
+    none = facts(status=InventoryStatus.ERROR, error=InventoryError.COMMAND_MISSING, detail="not on PATH")
+    with pytest.raises(Unplaced, match="gpus = 0"):
+        decide(assigner(), none, claim("a", 1))
+
+
+SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=7)
+
+
+@given(sizes=SIZES, cards=st.integers(1, 8), held=st.sets(st.integers(0, 7)), order=st.randoms())
+def test_no_order_of_questions_gives_one_card_to_two(sizes: list[int], cards: int, held: set[int], order: Any) -> None:
+    node = facts(*(card(index, used=9000 if index in held else 0) for index in range(cards)))
+    claims = [claim(f"s{number}", size) for number, size in enumerate(sizes)]
+    made = assigner(*claims)
+    given_out: dict[str, tuple[str, ...]] = {}
+    for _ in range(12):
+        one = order.choice(claims)
+        try:
+            uuids = decide(made, node, one)
+        except Unplaced:
+            uuids = ()
+        # What was given once stays: nobody is moved by another one's question.
+        assert given_out.setdefault(one.id.name, uuids) == uuids
+        flat = [uuid for found in given_out.values() for uuid in found]
+        assert len(set(flat)) == len(flat)
+        assert not {f"GPU-{index}" for index in held} & set(uuids)

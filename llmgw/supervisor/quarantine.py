@@ -168,7 +168,7 @@ class Quarantine:
                     _text(entry["label"]),
                     _text(entry["shard"]),
                     entry["before"] if type(entry["before"]) is int else None,
-                    float(entry["since"]),
+                    _time(entry["since"]),
                     _text(entry["holder"]),
                 )
                 self._entries[found.uuid] = found
@@ -178,6 +178,13 @@ class Quarantine:
             # The next survey and the next launch look at the memory itself; what is lost is only whose it was.
             log.error("cannot read the quarantine of GPUs (%s): %s", self._path, error)
         self._saved = self._document()
+
+
+def _time(value: object) -> float:
+    # Before the year 5000, and no NaN.
+    if not isinstance(value, int | float) or not 0 <= value < 1e11:
+        raise ValueError("not a time")
+    return float(value)
 
 
 def _text(value: object) -> str:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from llmgw.fake.gpu import current_holders
@@ -257,3 +258,30 @@ def test_in_a_storm_of_starts_stops_and_kills_no_card_ever_has_two_engines(node:
     )
     assert all(len(pids) == 1 for pids in engines_by_card(gpus).values())
     assert "Traceback" not in node.log()
+
+
+def environ(node: Node, name: str) -> dict[str, str]:
+    return psutil.Process(node.wait_state(name, "ready")["pid"]).environ()
+
+
+def test_a_slice_is_given_only_where_its_class_is_named_and_by_its_whole_id(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    gpus.slice(0, "3g.40gb", "3g.40gb")
+    small = 'gpu_class = "h100-mig-3g.40gb"\n'
+    knobs = "--fake-gpu-mib 20000"
+    node.write(QUICK + vllm("one", knobs=knobs, more=small) + vllm("two", knobs=knobs, more=small) + vllm("whole"))
+    node.start()
+    ids = {environ(node, name)["CUDA_VISIBLE_DEVICES"] for name in ("one", "two")}
+    assert len(ids) == 2 and all(uuid.startswith("MIG-") for uuid in ids)
+    # CUDA may count a card in MIG mode that nvidia-smi counts otherwise: whole ids for all.
+    assert environ(node, "whole")["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert node.shard("whole")["gpus"] == ["1"]
+
+
+def test_cards_with_nvlink_to_each_other_are_preferred(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=4)
+    gpus.link([0, 3], [1, 2])
+    node.write(QUICK + vllm("pair", "2"))
+    node.start()
+    node.wait_state("pair", "ready")
+    assert node.shard("pair")["gpus"] in (["0", "3"], ["1", "2"])

@@ -97,9 +97,6 @@ class Quarantine:
             entry.uuid: f"not released after {entry.shard} ended: {entry.holder}" for entry in self._entries.values()
         }
 
-    def of_shard(self, shard: str) -> tuple[Quarantined, ...]:
-        return tuple(entry for entry in self._entries.values() if entry.shard == shard)
-
     def release(self, gpu: Gpu) -> bool:
         """An operator says that it may be used as it is. Whoever is on it now counts as nobody as long as it stays.
 

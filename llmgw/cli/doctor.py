@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmgw.config.parse import Parsed
+    from llmgw.domain.problem import Problem
     from llmgw.preflight.doctor import Finding, Machine
 
 USAGE = "llmgw doctor [--json]"
@@ -28,7 +29,7 @@ examples:
 """
 PATIENCE = 3.0
 """Seconds for systemctl: it waits for ever on a bus that does not answer."""
-PROPERTIES = ("LoadState", "ActiveState", "KillMode", "Delegate", "LimitMEMLOCK", "LimitNOFILE", "TimeoutStopUSec")
+PROPERTIES = ("LoadState", "ActiveState", "KillMode", "Delegate", "LimitMEMLOCK", "LimitNOFILE")
 SIGNS = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}
 
 
@@ -86,6 +87,7 @@ def look_at_machine(config: str | None) -> Machine:
         pidfd=hasattr(os, "pidfd_open") and can_open_pidfd(),
         proc_hidden=is_proc_hidden(),
         unit=unit_properties(),
+        late_stop=late_stop_of(parsed),
         engines=engines_of(parsed),
         config_errors=errors_in(parsed),
         engine_ports=(first, last),
@@ -103,6 +105,13 @@ def configuration(config: str | None) -> Parsed | None:
         return load(config_path(config), running=False)
     except CommandError:
         return None
+
+
+def late_stop_of(parsed: Parsed | None) -> Problem | None:
+    from llmgw.cli.unit import UNIT, ask_systemd
+    from llmgw.preflight.stop_time import stop_timeout_problem
+
+    return stop_timeout_problem(UNIT, ask_systemd(), parsed.specs) if parsed is not None else None
 
 
 def errors_in(parsed: Parsed | None) -> int | None:

@@ -66,6 +66,8 @@ def write_new(path: str, text: str) -> None:
         with open(scratch, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # It holds no secret, and whoever checks it may be another user than the service.
+            os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
         try:
             # Unlike a rename this fails where somebody was faster.

@@ -13,6 +13,7 @@ from attrs import field, frozen
 from llmgw.discovery.availability import unhealthy
 from llmgw.domain.fabric import FabricInventory
 from llmgw.domain.hardware import Availability, Hindrance, HostHardware, Inventory, InventoryError
+from llmgw.domain.problem import Problem
 from llmgw.preflight.gpus import REMEDIES
 from llmgw.preflight.host import MEMLOCK_LEAST, SHM_LEAST_MIB
 
@@ -61,6 +62,8 @@ class Machine:
     """/proc is mounted with hidepid: processes of others cannot be seen."""
     unit: Mapping[str, str] | None = None
     """Properties of the installed unit as systemctl shows them; None: there is none."""
+    late_stop: Problem | None = None
+    """What is wrong with the unit's TimeoutStopSec for the shards of the configuration."""
     engines: Mapping[str, tuple[str | None, str | None]] = field(factory=dict)
     """Command of a configured shard -> its program and version; None where there is none, or it cannot be read."""
     config_errors: int | None = None
@@ -236,7 +239,9 @@ def _engines(machine: Machine) -> Iterator[Finding]:
     else:
         yield Finding("configuration", "ok", "no errors; llmgw check looks closer")
     for command, (program, version) in machine.engines.items():
-        if program is None:
+        if program is None and "/" in command:
+            yield Finding("engine", "problem", f"{command} is not there, or cannot be executed", "check the path")
+        elif program is None:
             yield Finding(
                 "engine", "problem", f"{command} is not on PATH", 'write its whole path: command = ["/…/vllm", "serve"]'
             )
@@ -263,5 +268,8 @@ def _unit(machine: Machine) -> Iterator[Finding]:
     if files.isdecimal() and int(files) < FILES_LEAST:
         fine = False
         yield Finding("unit", "warning", f"LimitNOFILE={files}", "systemctl edit llmgw: LimitNOFILE=1048576")
+    if machine.late_stop is not None:
+        fine = False
+        yield Finding("unit", "warning", machine.late_stop.message, machine.late_stop.hint)
     if fine:
         yield Finding("unit", "ok", f"llmgw.service is {unit.get('ActiveState', 'installed')}")

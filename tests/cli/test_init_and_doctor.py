@@ -39,6 +39,7 @@ def test_what_init_writes_has_no_error_on_the_machine_it_was_made_for(tmp_path: 
     written = llmgw(tmp_path, "init", path=path)
     assert written.returncode == 0, written.stderr
     assert "llmgw check llmgw.toml" in written.stdout
+    assert (tmp_path / "llmgw.toml").stat().st_mode & 0o777 == 0o644
     for words in (("check",), ("check", "--offline")):
         checked = llmgw(tmp_path, *words, path=path)
         assert checked.returncode == 0, checked.stdout

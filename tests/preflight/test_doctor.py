@@ -19,6 +19,7 @@ from llmgw.domain.hardware import (
     InventoryStatus,
     LostGpu,
 )
+from llmgw.domain.problem import Problem
 from llmgw.preflight.doctor import Finding, Machine, diagnose
 
 CARD = Gpu(0, "GPU-0", "0", "NVIDIA L4", 23034, 0, 22000, (8, 9), gpu_class="l4-22g", persistence_mode=True)
@@ -74,6 +75,8 @@ def test_each_failure_of_nvidia_smi_has_a_remedy(error: InventoryError) -> None:
         (evolve(WELL, disks={"state disk": 1 << 20}), "state disk", "problem", "0.0 GiB"),
         (evolve(WELL, config_errors=2), "configuration", "problem", "2 errors"),
         (evolve(WELL, engines={"vllm": (None, None)}), "engine", "problem", "vllm is not on PATH"),
+        (evolve(WELL, engines={"/opt/vllm": (None, None)}), "engine", "problem", "/opt/vllm is not there"),
+        (evolve(WELL, late_stop=Problem("x", "TimeoutStopSec=90 is too short", "set it")), "unit", "warning", "=90"),
         (evolve(WELL, engine_ports=(40000, 40010)), "ports", "warning", "ephemeral"),
         (evolve(WELL, engine_ports=(8101, 8101), ports_taken={8101: "pid 4 (x)"}), "ports", "problem", "8101-8101"),
         (evolve(WELL, unit={"KillMode": "control-group"}), "unit", "warning", "KillMode=control-group"),

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -122,12 +123,21 @@ def test_an_option_that_it_does_not_know_is_told_and_not_retried(llmgw: Callable
     assert failed["next_attempt"] is None
 
 
-def test_weights_that_are_no_model_are_told(llmgw: Callable[..., Llmgw]) -> None:
-    gateway = llmgw(weights=os.__file__)
+def test_weights_that_are_no_model_are_told(llmgw: Callable[..., Llmgw], tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(1000))
+    gateway = llmgw(weights=str(broken))
     gateway.start()
     failed = gateway.until_state("gemma", "failed")
     assert "model" in failed["reason"]["cause"]
     assert failed["reason"]["evidence"]
+
+
+def test_a_file_of_another_kind_is_refused_before_the_launch(llmgw: Callable[..., Llmgw]) -> None:
+    gateway = llmgw(weights=os.__file__)
+    gateway.start()
+    refused = gateway.until_state("gemma", "failed")
+    assert (refused["reason"]["code"], refused["generation"]) == ("gguf-broken", 0)
 
 
 def test_a_file_that_vanished_is_told_before_the_launch(

@@ -93,9 +93,10 @@ class Node:
         """The configuration, with the folders of this node in front."""
         top = [line for line in text.splitlines() if line.startswith("include")]
         rest = "\n".join(line for line in text.splitlines() if not line.startswith("include"))
-        if "[node]" not in rest:
+        if "engine_ports" not in rest:
             # Ports of its own: two test runs at once must not meet in each other's load.
-            rest = f'[node]\nengine_ports = "{self.ports[0]}-{self.ports[1]}"\n{rest}'
+            ports = f'[node]\nengine_ports = "{self.ports[0]}-{self.ports[1]}"\n'
+            rest = rest.replace("[node]\n", ports, 1) if "[node]\n" in rest else ports + rest
         self.config.write_text(
             "\n".join(top) + f'\n[supervisor]\nstate_dir = "{self.state}"\nruntime_dir = "{self.folder}/r"\n'
             f'log_dir = "{self.folder}/l"\n{rest}\n'

@@ -10,13 +10,14 @@ from llmgw.cli.errors import DONE, NO_SUCH_SHARD, NOT_READY, CommandError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from llmgw.cli.asking import Asker
     from llmgw.config.model import Config
     from llmgw.domain.shard import Command, Endpoint, ShardId, ShardSpec
     from llmgw.placement.proposal import Proposal
+    from llmgw.supervisor.records import ShardRecord
 
 USAGE = "llmgw plan [SHARD ...] [--offline] [--inventory FILE ...] [--exit-code] [--json]"
 DETAILS = """\
@@ -63,14 +64,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         config, path = read(args, None)
         from llmgw.cli.asking import Asker
-        from llmgw.config.diff import diff
+        from llmgw.config.diff import start_beside
 
-        plan = diff(None, config).as_json()
-        cards = [] if args.offline else cards_here(args, config)
+        left = {} if args.offline else left_running(config)
+        plan = start_beside({id_: record.config_hash for id_, record in left.items()}, config).as_json()
+        cards = [] if args.offline else cards_here(args, config, left)
         shards = {id_.shown(spec.replicas): as_written(spec) for spec in config.shards for id_ in spec.ids}
         title = f"{path} against nothing"
         if not args.offline:
             title += f": no llmgw answers at {Asker.of(args).socket}"
+            if left:
+                title += f"; a start finds {len(left)} engine{'s' * (len(left) != 1)} that one has left running"
     return tell(args, plan, title, shards, cards)
 
 
@@ -155,16 +159,39 @@ def show_placement(args: argparse.Namespace) -> int:
     return DONE
 
 
-def cards_here(args: argparse.Namespace, config: Config) -> list[dict[str, Any]]:
-    """What the shards would get on this machine now; empty where none wants a GPU."""
+def left_running(config: Config) -> dict[ShardId, ShardRecord]:
+    """Engines that an llmgw has left and that a start finds, by their records as far as they can be read."""
+    from llmgw.supervisor.adoption import why_not_believed
+    from llmgw.supervisor.ownership import records_in
+    from llmgw.supervisor.procfs import read_stat
+
+    found = {}
+    for record in records_in(config.supervisor.state_dir).found:
+        stat = read_stat(record.leader.pid)
+        if why_not_believed(record) is None and stat is not None and stat.state not in "ZX":
+            found[record.id] = record
+    return found
+
+
+def cards_here(args: argparse.Namespace, config: Config, left: Mapping[ShardId, ShardRecord]) -> list[dict[str, Any]]:
+    """What the shards would get on this machine now; empty where none wants a GPU. Engines that were `left` running
+    keep theirs."""
     from llmgw.cli.inventory import look_here
+    from llmgw.placement.model import Assignment, Slot
     from llmgw.placement.proposal import Site, propose
 
     if all(spec.gpus in (0, ()) for spec in config.shards):
         return []
     facts = look_here(args.config)
     site = Site(facts.node, facts.availability, config.node.labels, config.node.gpus)
-    return cards_json(config, propose(config.shards, [site]))
+    current = {
+        id_: Assignment(id_, (Slot(facts.node.node, record.gpu_uuids),))
+        for id_, record in left.items()
+        if record.gpu_uuids
+    }
+    hashes = {id_: spec.config_hash for spec in config.shards for id_ in spec.ids}
+    running = {id_ for id_ in current if left[id_].config_hash == hashes.get(id_)}
+    return cards_json(config, propose(config.shards, [site], current, running))
 
 
 def cards_beside_running(
@@ -270,13 +297,18 @@ def settle_cards(args: argparse.Namespace, config: Config, status: dict[str, Any
     from attrs import evolve
 
     from llmgw.domain.shard import ShardId
+    from llmgw.placement.model import Assignment, Slot
     from llmgw.placement.proposal import Site, propose
 
     chosen = [spec for spec in config.shards if isinstance(spec.gpus, int) and spec.gpus > 0]
     if not chosen or args.offline:
         return {}
     found: dict[ShardId, ShardSpec] = {}
-    have = {ShardId(shard["shard"], shard["replica"]): shard["gpus"] for shard in (status or {}).get("shards", ())}
+    have: dict[ShardId, Sequence[str]]
+    if status is not None:
+        have = {ShardId(shard["shard"], shard["replica"]): shard["gpus"] for shard in status["shards"]}
+    else:
+        have = {id_: record.gpus for id_, record in left_running(config).items()}
     for spec in chosen:
         for id_ in spec.ids:
             labels = have.get(id_)
@@ -289,7 +321,13 @@ def settle_cards(args: argparse.Namespace, config: Config, status: dict[str, Any
 
     facts = look_here(args.config)
     site = Site(facts.node, facts.availability, config.node.labels, config.node.gpus)
-    proposal = propose(config.shards, [site])
+    current = {}
+    for id_, labels in have.items():
+        cards = [facts.inventory.gpu(int(label)) if label.isdecimal() else None for label in labels]
+        uuids = tuple(card.uuid for card in cards if card is not None)
+        if uuids and len(uuids) == len(labels):
+            current[id_] = Assignment(id_, (Slot(facts.node.node, uuids),))
+    proposal = propose(config.shards, [site], current, current.keys())
     for spec in chosen:
         for id_ in spec.ids:
             assignment = proposal.chosen(id_)

@@ -11,12 +11,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-SIGNS = {"keep": "=", "replace": "~", "in_place": "*", "start": "+", "stop": "-"}
-WORDS = {"keep": "keep", "replace": "replace", "in_place": "in place", "start": "start", "stop": "stop"}
+SIGNS = {"keep": "=", "take_over": "=", "replace": "~", "in_place": "*", "start": "+", "stop": "-"}
+WORDS = {
+    "keep": "keep", "take_over": "take over", "replace": "replace", "in_place": "in place", "start": "start",
+    "stop": "stop",
+}  # fmt: skip
+UNCHANGED = ("keep", "take_over")
 
 
 def has_changes(plan: dict[str, Any]) -> bool:
-    return bool(plan.get("needs_restart")) or any(action["action"] != "keep" for action in plan["actions"])
+    return bool(plan.get("needs_restart")) or any(action["action"] not in UNCHANGED for action in plan["actions"])
 
 
 def plan_lines(plan: dict[str, Any], running: dict[str, Any] | None = None) -> list[str]:

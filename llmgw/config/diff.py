@@ -19,8 +19,9 @@ from llmgw.config.schema import CLUSTER, NODE, SHARD, SUPERVISOR
 from llmgw.config.units import format_duration
 from llmgw.domain.shard import Limits, ParallelLayout, RestartPolicy, Secret, ShardId, ShardSpec, Unset
 
-Kind = Literal["keep", "in_place", "replace", "start", "stop"]
+Kind = Literal["keep", "take_over", "in_place", "replace", "start", "stop"]
 KINDS: tuple[Kind, ...] = ("keep", "in_place", "replace", "start", "stop")
+"""What a reload does. `take_over` is what a start does with an engine that an llmgw has left running."""
 
 
 @frozen
@@ -52,6 +53,10 @@ class ConfigDiff:
     def of_kind(self, kind: Kind) -> tuple[Action, ...]:
         return tuple(action for action in self.actions if action.kind == kind)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return ("take_over", *KINDS) if self.of_kind("take_over") else KINDS
+
     def as_json(self) -> dict[str, Any]:
         """The form of `llmgw plan --json` and of the answer to a reload."""
         return {
@@ -65,7 +70,7 @@ class ConfigDiff:
                 }
                 for action in self.actions
             ],
-            "counts": {kind: len(self.of_kind(kind)) for kind in KINDS},
+            "counts": {kind: len(self.of_kind(kind)) for kind in self.kinds},
             "needs_restart": list(self.needs_restart),
         }
 
@@ -85,6 +90,19 @@ def diff(before: Config | None, after: Config) -> ConfigDiff:
         was = old.get(spec.name)
         actions += [compare(id_, was, spec) for id_ in spec.ids]
     return ConfigDiff(tuple(actions), tuple(_needs_restart(before, after)) if before is not None else ())
+
+
+def start_beside(left: Mapping[ShardId, str], config: Config) -> ConfigDiff:
+    """What a start does where engines of an earlier llmgw still run: `left` has the `config_hash` of each."""
+    wanted = {id_ for spec in config.shards for id_ in spec.ids}
+    gone = tuple(Action(id_, "stop", str(id_) if id_.replica else id_.name) for id_ in sorted(left.keys() - wanted))
+    actions = []
+    for spec in config.shards:
+        for id_ in spec.ids:
+            found = left.get(id_)
+            kind: Kind = "start" if found is None else "take_over" if found == spec.config_hash else "replace"
+            actions.append(Action(id_, kind, id_.shown(spec.replicas)))
+    return ConfigDiff((*gone, *actions), ())
 
 
 def compare(id_: ShardId, was: ShardSpec | None, spec: ShardSpec) -> Action:

@@ -34,6 +34,8 @@ class Proposal:
     problems: Mapping[ShardId, Problem]
     sites: Mapping[str, Site]
     running: frozenset[ShardId] = frozenset()
+    kept: frozenset[ShardId] = frozenset()
+    """Instances that get the cards again that they had."""
 
     def chosen(self, id_: ShardId) -> Assignment | None:
         return self.placement.assignments.get(id_)
@@ -50,6 +52,8 @@ class Proposal:
             return "named in the file"
         if id_ in self.running:
             return "it runs there"
+        if id_ in self.kept:
+            return "it had these before"
         parts = []
         if len(found.slots) > 1:
             parts.append(f"{len(found.slots)} nodes of one island")
@@ -105,8 +109,10 @@ def propose(
                 problems[id_] = asked
             elif asked is not None:
                 requests.append(asked)
-    placement = place(views, requests, current or {})
-    return Proposal(placement, problems, {site.node.node: site for site in sites}, frozenset(running))
+    had = current or {}
+    placement = place(views, requests, had)
+    kept = {id_ for id_, found in placement.assignments.items() if id_ in had and found.slots == had[id_].slots}
+    return Proposal(placement, problems, {site.node.node: site for site in sites}, frozenset(running), frozenset(kept))
 
 
 def with_chosen(spec: ShardSpec, proposal: Proposal, node: str) -> ShardSpec:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.config.diff import Change, ConfigDiff, diff, keys_of
+from llmgw.config.diff import Change, ConfigDiff, diff, keys_of, start_beside
 from llmgw.config.model import Config, NodeConfig, SupervisorConfig
 from llmgw.config.schema import SHARD
 from llmgw.domain.shard import EngineKind, Limits, RestartPolicy, Secret, ShardId, ShardSpec
@@ -33,6 +33,15 @@ def test_a_start_from_nothing_starts_every_instance() -> None:
     result = diff(None, config(spec("a", replicas=2), spec("b")))
     assert kinds(result) == {"a/0": "start", "a/1": "start", "b/0": "start"}
     assert result.needs_restart == ()
+
+
+def test_a_start_takes_over_what_fits_replaces_what_changed_and_stops_what_is_gone() -> None:
+    left = {ShardId("a", 0): "h1", ShardId("a", 1): "h1", ShardId("b"): "old", ShardId("gone"): "h1"}
+    result = start_beside(left, config(spec("a"), spec("b"), spec("new")))
+    assert kinds(result) == {
+        "a/0": "take_over", "a/1": "stop", "b/0": "replace", "gone/0": "stop", "new/0": "start",
+    }  # fmt: skip
+    assert start_beside({}, config(spec("a", replicas=2))).actions == diff(None, config(spec("a", replicas=2))).actions
 
 
 def test_a_changed_hash_replaces_and_names_the_changed_option_alone() -> None:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from llmgw.config.parse import Parsed
     from llmgw.domain.problem import Problem
-    from llmgw.preflight.doctor import Finding, Machine
+    from llmgw.preflight.doctor import Control, Finding, Machine
 
 USAGE = "llmgw doctor [--json]"
 DETAILS = """\
 Looks at the driver, GPUs, adapters, limits, ports, disks, the engines of the configuration (if there is one) and the
-installed unit (if there is one). Nothing is changed.
+installed unit (if there is one), and whether llmgw answers. Nothing is changed.
 
 Exit code: 0 without problems (warnings are none), else 1.
 
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from llmgw.preflight.doctor import diagnose
 
-    findings = diagnose(look_at_machine(args.config))
+    findings = diagnose(look_at_machine(args))
     if args.json:
         import json
 
@@ -64,7 +64,7 @@ def lines(findings: tuple[Finding, ...]) -> list[str]:
     return [neutralise(line) for line in text]
 
 
-def look_at_machine(config: str | None) -> Machine:
+def look_at_machine(args: argparse.Namespace) -> Machine:
     """Gather everything; what cannot be read is left out."""
     import resource
 
@@ -72,8 +72,8 @@ def look_at_machine(config: str | None) -> Machine:
     from llmgw.discovery.pci import has_nvidia_card
     from llmgw.preflight.doctor import Machine
 
-    parsed = configuration(config)
-    facts = look_here(config)
+    parsed = configuration(args.config)
+    facts = look_here(args.config)
     node = parsed.config.node if parsed is not None and parsed.config is not None else None
     first, last = node.engine_ports if node is not None else (8101, 8499)
     return Machine(
@@ -87,6 +87,7 @@ def look_at_machine(config: str | None) -> Machine:
         pidfd=hasattr(os, "pidfd_open") and can_open_pidfd(),
         proc_hidden=is_proc_hidden(),
         unit=unit_properties(),
+        control=ask_llmgw(args, parsed),
         late_stop=late_stop_of(parsed),
         engines=engines_of(parsed),
         config_errors=errors_in(parsed),
@@ -105,6 +106,23 @@ def configuration(config: str | None) -> Parsed | None:
         return load(config_path(config), running=False)
     except CommandError:
         return None
+
+
+def ask_llmgw(args: argparse.Namespace, parsed: Parsed | None) -> Control:
+    """Whether the llmgw of the option, of the configuration, or of the usual places answers this user."""
+    from llmgw.control import client
+    from llmgw.preflight.doctor import Control
+
+    socket = args.socket
+    if socket is None and parsed is not None and parsed.config is not None:
+        socket = parsed.config.supervisor.socket
+    socket = client.find_socket(socket, os.environ, os.getuid())
+    try:
+        client.request(socket, "GET", "/v1/status")
+    except client.ClientError as error:
+        absent = isinstance(error.__cause__, FileNotFoundError)
+        return Control(socket, error.message, (error.hint or "").replace("\n", "; ") or None, absent)
+    return Control(socket)
 
 
 def late_stop_of(parsed: Parsed | None) -> Problem | None:

@@ -45,6 +45,16 @@ class Finding:
 
 
 @frozen
+class Control:
+    """How asking at the control socket went. `trouble` None: llmgw answers; `absent`: there is no socket."""
+
+    socket: str
+    trouble: str | None = None
+    hint: str | None = None
+    absent: bool = False
+
+
+@frozen
 class Machine:
     """Everything that is judged. None and missing keys are unknown, and unknown is no fault."""
 
@@ -62,6 +72,7 @@ class Machine:
     """/proc is mounted with hidepid: processes of others cannot be seen."""
     unit: Mapping[str, str] | None = None
     """Properties of the installed unit as systemctl shows them; None: there is none."""
+    control: Control | None = None
     late_stop: Problem | None = None
     """What is wrong with the unit's TimeoutStopSec for the shards of the configuration."""
     engines: Mapping[str, tuple[str | None, str | None]] = field(factory=dict)
@@ -76,7 +87,7 @@ class Machine:
 
 def diagnose(machine: Machine) -> tuple[Finding, ...]:
     """All findings, in the order in which one would look."""
-    checks = (_driver, _cards, _adapters, _host, _limits, _ports, _disks, _engines, _unit)
+    checks = (_driver, _cards, _adapters, _host, _limits, _ports, _disks, _engines, _unit, _control)
     return tuple(found for check in checks for found in check(machine))
 
 
@@ -273,3 +284,16 @@ def _unit(machine: Machine) -> Iterator[Finding]:
         yield Finding("unit", "warning", machine.late_stop.message, machine.late_stop.hint)
     if fine:
         yield Finding("unit", "ok", f"llmgw.service is {unit.get('ActiveState', 'installed')}")
+
+
+def _control(machine: Machine) -> Iterator[Finding]:
+    control = machine.control
+    if control is None:
+        return
+    if control.trouble is None:
+        yield Finding("llmgw", "ok", f"answers at {control.socket}")
+    elif control.absent:
+        yield Finding("llmgw", "ok", f"does not run: there is no {control.socket}")
+    else:
+        # Whoever may not ask learns here which group that takes.
+        yield Finding("llmgw", "warning", control.trouble, control.hint or "see: journalctl -u llmgw -e")

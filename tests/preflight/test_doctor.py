@@ -20,7 +20,7 @@ from llmgw.domain.hardware import (
     LostGpu,
 )
 from llmgw.domain.problem import Problem
-from llmgw.preflight.doctor import Finding, Machine, diagnose
+from llmgw.preflight.doctor import Control, Finding, Machine, diagnose
 
 CARD = Gpu(0, "GPU-0", "0", "NVIDIA L4", 23034, 0, 22000, (8, 9), gpu_class="l4-22g", persistence_mode=True)
 WELL = Machine(
@@ -79,6 +79,13 @@ def test_each_failure_of_nvidia_smi_has_a_remedy(error: InventoryError) -> None:
         (evolve(WELL, late_stop=Problem("x", "TimeoutStopSec=90 is too short", "set it")), "unit", "warning", "=90"),
         (evolve(WELL, engine_ports=(40000, 40010)), "ports", "warning", "ephemeral"),
         (evolve(WELL, engine_ports=(8101, 8101), ports_taken={8101: "pid 4 (x)"}), "ports", "problem", "8101-8101"),
+        (
+            evolve(WELL, control=Control("/s", "no right to /s", "join llmgw")),
+            "llmgw",
+            "warning",
+            "no right to /s",
+        ),
+        (evolve(WELL, control=Control("/s", "nobody listens")), "llmgw", "warning", "nobody listens"),
         (evolve(WELL, unit={"KillMode": "control-group"}), "unit", "warning", "KillMode=control-group"),
     ],
 )
@@ -103,3 +110,8 @@ def test_ports_of_adapters_are_told_with_what_their_state_asks_for() -> None:
     texts = {finding.text: finding.remedy for finding in bad(evolve(WELL, fabric=fabric))}
     assert "subnet manager" in (texts["mlx5_2:1 is INIT: no manager"] or "")
     assert any("mlx5_9" in text for text in texts)
+
+
+def test_an_llmgw_that_answers_or_is_not_started_yet_is_no_fault() -> None:
+    assert bad(evolve(WELL, control=Control("/s"))) == []
+    assert bad(evolve(WELL, control=Control("/s", "no llmgw is running here", absent=True))) == []

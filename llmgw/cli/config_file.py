@@ -25,7 +25,7 @@ def choose(given: str | None, env: Mapping[str, str], exists: Callable[[str], bo
     raise CommandError(
         CONFIG,
         f"cannot find a configuration: neither ./{LOCAL} nor {SYSTEM} exists",
-        "name one with --config FILE; `llmgw demo` shows a running example",
+        "name one with --config FILE; `llmgw init` writes a first one; `llmgw demo` shows a running example",
     )
 
 

@@ -46,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
     if answer.get("problems"):
         print_problems(answer["problems"], args.color)
     if not args.quiet:
-        sys.stdout.write("\n".join(plan_lines(plan_of(answer), running)) + "\n")
+        lines = plan_lines(plan_of(answer), running)
+        if args.dry_run:
+            lines.append("This is what a reload would do; nothing was changed.")
+        sys.stdout.write("\n".join(lines) + "\n")
     return DONE
 
 

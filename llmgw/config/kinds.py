@@ -139,6 +139,8 @@ class Integer:
             if isinstance(raw, str):
                 if re.fullmatch(r"[+-]?[0-9]{1,15}", raw):
                     hint = "remove the quotes"
+                elif (thousands := re.fullmatch(r"([1-9][0-9]{0,8})[kK]", raw)) is not None:
+                    hint = f"write the number: {int(thousands[1]) * 1024}, without quotes"
                 elif (word := closest(raw, self.words)) is not None:
                     hint = f'did you mean "{word}"?'
             raise wrong_type(_either(["an integer", *(f'"{w}"' for w in self.words)]), raw, hint)
@@ -203,6 +205,8 @@ class Choice:
 
     words: tuple[str, ...]
     not_boolean: bool = False
+    otherwise: str | None = None
+    """What to do with a word that is like none of them."""
     text: str = "enum"
 
     def read(self, raw: Raw) -> str:
@@ -211,7 +215,7 @@ class Choice:
             raise wrong_type(f"one of {listed}", raw, "the words are strings" if type(raw) is bool else None)
         if raw not in self.words:
             meant = closest(raw, self.words)
-            hint = f'did you mean "{meant}"?' if meant else None
+            hint = f'did you mean "{meant}"?' if meant else self.otherwise
             raise refuse("unknown-value", f"{quoted(raw)} is not one of {listed}", hint)
         return raw
 

@@ -542,7 +542,7 @@ _SHARD_KEYS: tuple[Key, ...] = (
     Key("unlisted", Boolean(), "Served, but not shown by `GET /v1/models`.", default=False),
     Key(
         "engine",
-        Choice(ENGINES),
+        Choice(ENGINES, otherwise='engine = "command" runs any other program'),
         "Adapter that builds the command and reads progress.",
         default="vllm",
         rule="`vllm`, `sglang`, `llamacpp`, `command`.",

@@ -144,12 +144,13 @@ def answering(**answers: tuple[int, Any]) -> Any:
 def test_a_reload_shows_what_it_does(tmp_path: Path) -> None:
     with ControlServer(tmp_path / "s", answering(reload=(200, PLAN))) as server:
         done = llmgw("-s", server.path, "reload")
-        llmgw("-s", server.path, "reload", "--dry-run")
+        dry = llmgw("-s", server.path, "reload", "--dry-run")
         assert [path for method, path, _ in server.asked if method == "POST"] == [
             "/v1/reload",
             "/v1/reload?dry_run=1",
         ]
     assert done.returncode == 0
+    assert dry.stdout == done.stdout + "This is what a reload would do; nothing was changed.\n"
     assert done.stdout == (
         "  = a       keep\n"
         "  ~ embed   replace    args.gpu-memory-utilization 0.92 -> 0.9\n"

@@ -607,3 +607,10 @@ def test_facts_of_the_host_are_compared_unless_offline():
     text = "[node]\naddress = '10.0.0.5'\n" + shard()
     assert codes(text, facts=facts) == ["ephemeral-port", "ephemeral-port", "not-this-host"]
     assert codes(text, facts=facts, offline=True) == []
+
+
+def test_a_number_with_k_and_an_engine_that_is_none_are_told_with_what_to_write():
+    (number,) = messages(shard(max_model_len='"4k"'))
+    assert number.endswith("got a string '4k'; write the number: 4096, without quotes")
+    (engine,) = messages(shard(engine='"tgi"'))
+    assert engine.endswith('is not one of vllm, sglang, llamacpp, command; engine = "command" runs any other program')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,10 @@ def test_the_clock_of_start_times_is_the_clock_of_now() -> None:
 def test_a_variable_is_read_by_its_whole_name() -> None:
     with subprocess.Popen(["sleep", "600"], env={"LLMGW_RUN_ID": "abc", "EMPTY": ""}) as process:
         try:
+            # The kernel closes our end of the exec's pipe a moment before it sets up the environment.
+            deadline = time.monotonic() + 30
+            while environment_value(process.pid, "LLMGW_RUN_ID") is None and time.monotonic() < deadline:
+                time.sleep(0.001)
             assert environment_value(process.pid, "LLMGW_RUN_ID") == "abc"
             assert environment_value(process.pid, "EMPTY") == ""
             assert environment_value(process.pid, "RUN_ID") is None

@@ -459,6 +459,7 @@ SHARD_FOREIGN: Mapping[str, str] = {
     "device_ids": "gpus",
     "cuda_visible_devices": "gpus",
     "class": "gpu_class",
+    "allow_weight_only_fp8": "allow",
     "path": "weights",
     "model_path": "weights",
     "served_model_name": "model",

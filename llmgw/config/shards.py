@@ -437,6 +437,11 @@ def _check_ports(reading: Reading, shards: list[Shard]) -> None:
         if other is not shard:
             message = f'port {port} already belongs to shard "{other.name}" ({other.merged.place_of("port")})'
             reading.report(place, "port-taken", message, 'write port = "auto"')
+        ephemeral = reading.facts.ephemeral_ports
+        if ephemeral is not None and not reading.offline and ephemeral[0] <= port <= ephemeral[1]:
+            message = f"port {port} lies in the ephemeral range {ephemeral[0]}-{ephemeral[1]}"
+            hint = 'another program\'s outgoing connection may hold it; write port = "auto", or a lower one'
+            reading.warn(place, "ephemeral-port", message, hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ the spec

@@ -76,6 +76,7 @@ def test_a_misspelled_key_causes_no_second_message():
         ("ctx-size", "max_model_len"),
         ("preload", "autostart"),
         ("gpu-class", "gpu_class"),
+        ("allow_weight_only_fp8", "allow"),
     ],
 )
 def test_words_of_other_tools_name_the_right_key(foreign, key):
@@ -598,6 +599,13 @@ def test_a_syntax_error_ends_the_work_for_its_file_only():
 def test_a_file_without_anything_to_run_is_a_warning():
     assert codes("") == ["nothing-to-run"]
     assert codes("[gateway]\n") == []
+
+
+def test_a_shards_own_port_in_the_ephemeral_range_is_a_warning_unless_offline():
+    facts = HostFacts(hostname="h", env={}, ephemeral_ports=(32768, 60999))
+    assert codes(shard(port="40000"), facts=facts) == ["ephemeral-port"]
+    assert codes(shard(port="40000"), facts=facts, offline=True) == []
+    assert codes(shard(port="32767"), facts=facts) == []
 
 
 def test_facts_of_the_host_are_compared_unless_offline():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,9 +40,16 @@ _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", r
 
 
 def read_config(folder: str) -> Mapping[str, Any] | None:
-    """Its config.json; None where there is none that can be used."""
+    """Its config.json; None where there is none that can be used. What modelopt wrote into a file of its own about
+    the weights' format is put where other tools put it."""
     found = _json(os.path.join(folder, "config.json"), CONFIG_MAX)
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    if "quantization_config" not in found:
+        beside = _json(os.path.join(folder, "hf_quant_config.json"), CONFIG_MAX)
+        if isinstance(beside, dict) and isinstance(beside.get("quantization"), dict):
+            found["quantization_config"] = {"quant_method": "modelopt", **beside["quantization"]}
+    return found
 
 
 def read_folder(folder: str, config: Mapping[str, Any] | None) -> ModelFolder:
@@ -54,7 +62,7 @@ def read_folder(folder: str, config: Mapping[str, Any] | None) -> ModelFolder:
     return ModelFolder(
         config="read" if config is not None else "unreadable" if "config.json" in names else "missing",
         listed=len(listed),
-        missing=tuple(sorted(name for name in listed if name not in names and not _is_there(folder, name))),
+        missing=_missing(folder, names, listed),
         weight_bytes=_weight_bytes(folder, names, listed),
         tokenizer=not TOKENIZERS.isdisjoint(names) or any(name.endswith(".tiktoken") for name in names),
     )
@@ -73,7 +81,8 @@ def read_gguf(path: str) -> GgufFile:
     parts = int(split["parts"])
     names = (f"{split['stem']}-{part:05}-of-{parts:05}.gguf" for part in range(1, min(parts, FILES_MAX) + 1))
     folder = os.path.dirname(path)
-    return GgufFile(is_gguf, tuple(name for name in names if not os.path.exists(os.path.join(folder, name))))
+    missing = tuple(name for name in names if not os.path.exists(os.path.join(folder, name)))
+    return GgufFile(is_gguf, missing, is_first=int(split["part"]) == 1)
 
 
 def _listed(folder: str, names: set[str]) -> frozenset[str]:
@@ -105,13 +114,21 @@ def _is_name(name: str) -> bool:
     return 0 < len(name) <= 255 and not name.startswith("/") and ".." not in name.split("/")
 
 
-def _is_there(folder: str, name: str) -> bool:
-    # In a folder below, or beyond what was listed.
-    return os.path.exists(os.path.join(folder, name))
+def _missing(folder: str, names: set[str], listed: frozenset[str]) -> tuple[str, ...]:
+    """Those that are not there. What lies in a folder below, or beyond what was listed, is asked for one by one: as
+    many as a folder may have, since each may be a question to a slow disk."""
+    absent = sorted(listed - names)
+    unseen = absent if len(names) >= FILES_MAX else [name for name in absent if "/" in name]
+    there = {name for name in unseen[:FILES_MAX] if os.path.exists(os.path.join(folder, name))}
+    unknown = set(unseen[FILES_MAX:])
+    return tuple(name for name in absent if name not in there and name not in unknown)
 
 
 def _json(path: str, limit: int) -> Any:
     try:
+        # Not a pipe, which would never end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return None
         with open(path, "rb") as file:
             data = file.read(limit + 1)
         return json.loads(data) if len(data) <= limit else None

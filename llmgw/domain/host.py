@@ -64,6 +64,8 @@ class GgufFile:
     is_gguf: bool
     missing: tuple[str, ...] = ()
     """Parts of a split model that are not beside it."""
+    is_first: bool = True
+    """It is the first part, or the only one."""
 
 
 @frozen

@@ -120,8 +120,18 @@ def model_incomplete(spec: ShardSpec, situation: Situation) -> Iterator[Problem]
 
 def gguf_broken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
     path = weights_path(spec)
-    file = situation.facts.gguf_files.get(path) if path is not None else None
-    if file is None or spec.engine is not EngineKind.LLAMACPP:
+    if path is None or spec.engine is not EngineKind.LLAMACPP:
+        return
+    file = situation.facts.gguf_files.get(path)
+    if path in situation.facts.model_folders:
+        yield problem(
+            spec,
+            "gguf-broken",
+            "weights",
+            f"{path} is a folder, and llama.cpp loads one file",
+            "name the .gguf file in it; of a split model the first part",
+        )
+    if file is None:
         return
     if not file.is_gguf:
         yield problem(
@@ -139,4 +149,12 @@ def gguf_broken(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
             "weights",
             f"{len(file.missing)} of its parts are missing: {names}",
             "download all parts into one folder",
+        )
+    elif not file.is_first:
+        yield problem(
+            spec,
+            "gguf-broken",
+            "weights",
+            f"{path} is not the first part of its model",
+            "name the first part: …-00001-of-….gguf; llama.cpp finds the others beside it",
         )

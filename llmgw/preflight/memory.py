@@ -12,7 +12,7 @@ from attrs import frozen
 from llmgw.domain.hardware import Gpu
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardSpec
-from llmgw.preflight import model_config
+from llmgw.preflight import model, model_config
 from llmgw.preflight.needs import weights_path
 from llmgw.preflight.situation import PLAIN, Situation, gibibytes, gpus_of, model_of, number, option, problem, warning
 
@@ -105,34 +105,67 @@ def demand_of(spec: ShardSpec, situation: Situation) -> Demand | None:
     config = model_of(spec, situation)
     path = weights_path(spec)
     folder = situation.facts.model_folders.get(path) if path is not None else None
-    if config is None or folder is None or folder.weight_bytes is None or option(spec, "cpu-offload-gb") is not None:
+    if config is None or folder is None or folder.weight_bytes is None:
         return None
-    ranks = spec.layout.tensor * spec.layout.pipeline
-    weights = int(folder.weight_bytes * _shrink(spec, config)) // ranks
-    length = spec.max_model_len or model_config.context_length(config)
-    # Without a written length SGLang and newer vLLM fit the context to the memory themselves.
-    context = spec.max_model_len or 0
-    cache = 0
-    if length is not None and context:
-        per_token = model_config.cache_bytes_per_token(config, spec.layout.tensor, _cache_bytes(spec), context)
-        cache = (per_token or 0) * context // spec.layout.pipeline
-    sizes = f"{spec.layout.tensor} x {spec.layout.pipeline}"
+    if any(option(spec, name) is not None for name in ELSEWHERE):
+        return None
+    layout = spec.layout
+    ranks, sizes = layout.tensor * layout.pipeline, f"{layout.tensor} x {layout.pipeline}"
+    if layout.data > 1 and model_config.is_mixture(config):
+        # Copies divide the experts among themselves, with and without expert parallelism (documented by vLLM). How
+        # much of the weights the experts are is not told: the least is that they are all.
+        ranks, sizes = ranks * layout.data, f"{sizes} x {layout.data}"
+    weights = int(folder.weight_bytes * _shrink(spec, config) * model_config.loaded_part(config)) // ranks
+    context = _context(spec, config)
+    per_token = 0
+    if context:
+        per_token = model_config.cache_bytes_per_token(config, layout.tensor, _cache_bytes(spec, config), context) or 0
+    cache = int(per_token * context / (layout.pipeline * _context_ranks(spec)))
     return Demand(weights, cache, context, f"weights {gibibytes(folder.weight_bytes)} / ({sizes})")
 
 
+ELSEWHERE = ("cpu-offload-gb", "offload-backend", "offload-group-size", "dit-cpu-offload")
+"""Options under which not all weights lie on the cards."""
+
+
+def _context(spec: ShardSpec, config: Mapping[str, object]) -> int:
+    """Tokens whose cache the engine insists on; 0 where it does not, or where nobody knows.
+
+    vLLM refuses to start when one request of the longest length does not fit, also of the model's own length when
+    nobody wrote one; only with `auto` or -1 it looks for the length that fits. SGLang takes what there is.
+    """
+    if spec.engine is not EngineKind.VLLM:
+        return 0
+    if spec.max_model_len is None and option(spec, *model.CONTEXT_OPTIONS) is None:
+        return model_config.own_context(config) or 0
+    return model.written_context(spec) or 0
+
+
+def _context_ranks(spec: ShardSpec) -> float:
+    """Ranks that divide one request's cache by its tokens."""
+    decode = number(spec, "decode-context-parallel-size", "dcp") or 1
+    return max(1.0, decode) * max(1.0, number(spec, "prefill-context-parallel-size", "pcp") or 1)
+
+
 def _shrink(spec: ShardSpec, config: Mapping[str, object]) -> float:
-    """By how much weights become smaller when they are loaded: 32-bit ones are read as 16 bit, and some engines
-    quantize on the way. Then nothing is known, and the smallest that could be is counted."""
-    if spec.quantization is not None and not model_config.is_quantized(config):
-        return 0.25 if model_config.is_float32(config) is False else 0.125
-    return 0.5 if model_config.is_float32(config) and option(spec, "dtype") not in ("float", "float32") else 1.0
+    """By how much weights become smaller when they are loaded: those of 32 bit (also where the file does not say) are
+    read as 16 bit, and some engines quantize on the way. Then nothing is known, and the smallest that could be is
+    counted."""
+    if model_config.is_quantized(config):
+        return 1.0
+    wide = not model_config.is_16_bit(config)
+    if model.quantization_of(spec):
+        return 0.125 if wide else 0.25
+    return 0.5 if wide and option(spec, "dtype") not in ("float", "float32") else 1.0
 
 
-def _cache_bytes(spec: ShardSpec) -> float:
+def _cache_bytes(spec: ShardSpec, config: Mapping[str, object]) -> float:
     """Bytes of one number in the key-value cache, the least that the option may mean."""
     kind = option(spec, "kv-cache-dtype")
-    if kind in (None, "auto", "float16", "bfloat16", "bf16", "half"):
+    if kind in ("float16", "bfloat16", "bf16", "half"):
         return 2.0
+    if kind in (None, "auto"):
+        return 0.5 if model_config.cache_is_quantized(config) else 2.0
     return 0.5 if isinstance(kind, str) and ("fp4" in kind or "int4" in kind or "turbo" in kind) else 1.0
 
 
@@ -151,6 +184,10 @@ def _allowed(spec: ShardSpec, gpu: Gpu) -> tuple[int, str]:
     """Bytes of a card that the engine may use, and how that comes about."""
     usable = (gpu.usable_memory or 0) * MIB
     share = _share(spec)
+    if spec.engine is EngineKind.SGLANG:
+        # What weights and cache may have of the memory that is free at the start. Unwritten it is worked out.
+        share = number(spec, "mem-fraction-static")
+        share = share if share is not None and 0 < share < 1 else None
     if share is None:
         return usable, "its usable memory"
     return int(share * usable), f"{share:g} x {gibibytes(usable)}"
@@ -167,5 +204,6 @@ def _remedy(spec: ShardSpec, demand: Demand, allowed: int) -> str:
     if demand.weights < allowed and demand.cache:
         fits = int(demand.context * (allowed - demand.weights) / demand.cache)
         return f"write max_model_len = {fits} or less, use more GPUs, or a quantized model"
-    more = " or raise gpu-memory-utilization" if spec.engine is EngineKind.VLLM else ""
+    option_name = "gpu-memory-utilization" if spec.engine is EngineKind.VLLM else "mem-fraction-static"
+    more = f" or raise {option_name}"
     return f"use more or larger GPUs, a quantized or a smaller model{more}"

@@ -7,7 +7,18 @@ from collections.abc import Iterator, Mapping
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardSpec
 from llmgw.preflight import model_config
-from llmgw.preflight.situation import PLAIN, SPLITTING, Situation, dotted, gpus_of, model_of, option, problem, warning
+from llmgw.preflight.situation import (
+    PLAIN,
+    SPLITTING,
+    Situation,
+    dotted,
+    gpus_of,
+    model_of,
+    number,
+    option,
+    problem,
+    warning,
+)
 
 FP8_FROM = (8, 9)
 """Compute capability from which fp8 weights run natively. vLLM itself starts at 7.5 and SGLang at 8.0 (read in vLLM
@@ -24,8 +35,17 @@ LONGER_CONTEXT = frozenset({"VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERW
 """Variables by which a person tells the engine to accept more than the model's own length."""
 
 
+def _split_model(spec: ShardSpec, situation: Situation) -> Mapping[str, object] | None:
+    """The model whose heads are split over the tensor-parallel ranks. With SGLang's attention data parallelism each
+    rank has heads of its own."""
+    attends_apart = spec.engine is EngineKind.SGLANG and (
+        option(spec, "enable-dp-attention") not in (None, False) or option(spec, "attn-dp-size") is not None
+    )
+    return None if attends_apart else model_of(spec, situation)
+
+
 def heads_not_divisible(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
-    config = model_of(spec, situation)
+    config = _split_model(spec, situation)
     heads = model_config.attention_heads(config) if config is not None else None
     tensor = spec.layout.tensor
     if heads is None or heads % tensor == 0:
@@ -42,7 +62,7 @@ def heads_not_divisible(spec: ShardSpec, situation: Situation) -> Iterator[Probl
 
 def kv_heads_not_divisible(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
     """Both engines divide key-value heads over the ranks or repeat them, and need one of the two to come out even."""
-    config = model_of(spec, situation)
+    config = _split_model(spec, situation)
     tensor = spec.layout.tensor
     if config is None or _splits_kv(config, tensor) or not _splits(config, tensor):
         return
@@ -75,19 +95,32 @@ def _possible(spec: ShardSpec, situation: Situation) -> str:
     return ", ".join(str(size) for size in range(1, most + 1) if _splits(config, size) and _splits_kv(config, size))
 
 
+CONTEXT_OPTIONS = ("max-model-len", "context-length")
+
+
 def context_too_long(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
     config = model_of(spec, situation)
     longest = model_config.context_length(config) if config is not None else None
-    if longest is None or spec.max_model_len is None or spec.max_model_len <= longest:
+    wanted = written_context(spec)
+    if longest is None or wanted is None or wanted <= longest:
         return
     if LONGER_CONTEXT.isdisjoint(spec.env):
         yield problem(
             spec,
             "context-length",
             "max_model_len",
-            f"{spec.max_model_len} is above the model's own {longest} tokens",
+            f"{wanted} is above the model's own {longest} tokens",
             f"write at most {longest}",
         )
+
+
+def written_context(spec: ShardSpec) -> int | None:
+    """The context in tokens that somebody wrote, in llmgw's key or in an engine's option; None where nobody did, or
+    where it is for the engine to find (`auto`)."""
+    written = number(spec, *CONTEXT_OPTIONS)
+    if written is not None:
+        return int(written) if 0 < written < 1e9 else None
+    return spec.max_model_len if option(spec, *CONTEXT_OPTIONS) is None else None
 
 
 def sizes_of_sglang(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
@@ -111,13 +144,13 @@ def sizes_of_sglang(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
             "SGLang does not span nodes with data parallel copies",
             "use replicas, or its own attention data parallelism through args",
         )
-    chunk, page = option(spec, "chunked-prefill-size"), option(spec, "page-size")
-    if isinstance(chunk, int) and isinstance(page, int) and page > 1 and chunk > 0 and chunk % page:
+    chunk, page = number(spec, "chunked-prefill-size"), number(spec, "page-size")
+    if chunk is not None and page is not None and page > 1 and chunk > 0 and chunk % page:
         yield problem(
             spec,
             "sglang-sizes",
             "args",
-            f"chunked-prefill-size {chunk} is not a multiple of page-size {page}",
+            f"chunked-prefill-size {chunk:g} is not a multiple of page-size {page:g}",
             "make it one",
         )
 
@@ -154,9 +187,14 @@ def fp8_capability(spec: ShardSpec, situation: Situation) -> Iterator[Problem]:
             return
 
 
+def quantization_of(spec: ShardSpec) -> str:
+    """The quantization that somebody wrote, in small letters; empty where nobody did."""
+    return str(option(spec, "quantization", "q") or spec.quantization or "").lower()
+
+
 def _wants_fp8(spec: ShardSpec, situation: Situation) -> bool:
     # kv-cache-dtype is not asked: there fp8 is a storage format, and works on older cards.
-    if spec.quantization is not None and "fp8" in spec.quantization.lower():
+    if "fp8" in quantization_of(spec):
         return True
     config = model_of(spec, situation)
     return config is not None and model_config.has_fp8_weights(config)
@@ -233,7 +271,7 @@ def nvfp4_capability(spec: ShardSpec, situation: Situation) -> Iterator[Problem]
 
 
 def _wants_nvfp4(spec: ShardSpec, situation: Situation) -> bool:
-    flag = (spec.quantization or "").lower()
+    flag = quantization_of(spec)
     if "fp4" in flag and not flag.startswith("mx"):
         return "mxfp4" not in flag
     config = model_of(spec, situation)

@@ -19,7 +19,11 @@ def attention_heads(config: Mapping[str, Any]) -> int | None:
 
 def kv_heads(config: Mapping[str, Any]) -> int | None:
     """Number of key-value heads, None where the file names none: then there are as many as attention heads."""
-    return next(_integers(config, ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")), None)
+    written = next(_integers(config, ("num_key_value_heads", "num_kv_heads", "multi_query_group_num")), None)
+    if written is None and any(part.get("multi_query") is True for part in _parts(config)):
+        # One for all: GPT BigCode, the first Falcons.
+        return 1
+    return written
 
 
 def is_latent(config: Mapping[str, Any]) -> bool:
@@ -29,22 +33,31 @@ def is_latent(config: Mapping[str, Any]) -> bool:
 
 def cache_bytes_per_token(config: Mapping[str, Any], tensor: int, number_bytes: float, context: int) -> int | None:
     """The least that the key-value cache of all layers takes on one rank per token of a request of `context` tokens;
-    None where the file does not say. Layers with a sliding window keep that window only, layers without attention
-    (Mamba, linear attention) nothing.
+    None where the file does not say. Layers with a sliding window or chunks keep those only, layers without attention
+    (Mamba, linear attention) nothing; where the file tells in a way of the model's own which layers these are, the
+    least is nothing.
     """
     layers = next(_integers(config, ("num_hidden_layers", "n_layer", "num_layers")), None)
-    if layers is None:
+    if layers is None or not _keeps_a_cache(config):
         return None
+    counted = _full_layers(config, layers, context)
     if is_latent(config):
         rank = next(_integers(config, ("kv_lora_rank",)), 0)
         rope = next(_integers(config, ("qk_rope_head_dim",)), 0)
         # Every rank has the whole vector.
-        return int(layers * (rank + rope) * number_bytes)
+        return int(counted * (rank + rope) * number_bytes)
     heads, size = kv_heads(config) or attention_heads(config), head_size(config)
     if heads is None or size is None:
         return None
-    per_layer = 2 * max(1, heads // tensor) * size * number_bytes
-    return int(_full_layers(config, layers, context) * per_layer)
+    return int(counted * 2 * max(1, heads // tensor) * size * number_bytes)
+
+
+def _keeps_a_cache(config: Mapping[str, Any]) -> bool:
+    """Whether the model writes text token by token; encoders and classifiers keep nothing."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        return True
+    return any(str(name).endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")) for name in names)
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:
@@ -57,28 +70,73 @@ def head_size(config: Mapping[str, Any]) -> int | None:
 
 def _full_layers(config: Mapping[str, Any], layers: int, context: int) -> float:
     """Layers that keep the whole context; one with a window counts as the part of it that the window is."""
-    kinds = next((part["layer_types"] for part in _parts(config) if isinstance(part.get("layer_types"), list)), None)
-    window = next(_integers(config, ("sliding_window",)), None)
+    window = next(_integers(config, ("sliding_window", "attention_chunk_size")), None)
     part = min(1.0, window / context) if window is not None and context > 0 else 1.0
+    kinds = next((inner["layer_types"] for inner in _parts(config) if isinstance(inner.get("layer_types"), list)), None)
+    signs = MIXED_KEYS if kinds is None else MIXED_KEYS - TOLD_BY_TYPES
+    if any(inner.get(key) not in (None, 0, False) for inner in _parts(config) for key in signs):
+        return 0.0
     if kinds is None:
-        if any(key in inner for inner in _parts(config) for key in MIXED_KEYS):
-            return 0.0
         used = not any(inner.get("use_sliding_window") is False for inner in _parts(config))
         return layers * (part if window is not None and used else 1.0)
     full = sum(1 for kind in kinds if kind == "full_attention")
-    return full + part * sum(1 for kind in kinds if kind == "sliding_attention")
+    return full + part * sum(1 for kind in kinds if kind in ("sliding_attention", "chunked_attention"))
 
 
-MIXED_KEYS = ("layers_block_type", "hybrid_override_pattern", "attn_layer_period", "mamba_d_state", "full_attn_idxs")
-"""Signs of layers without attention, told in a way of the model's own."""
+TOLD_BY_TYPES = frozenset({"full_attention_interval", "linear_num_value_heads", "linear_conv_kernel_dim"})
+"""Signs of mixed layers that `layer_types` tells apart where it is written (Qwen's models)."""
+
+MIXED_KEYS = TOLD_BY_TYPES | {
+    "layers_block_type",
+    "hybrid_override_pattern",
+    "attn_layer_period",
+    "attn_layer_indices",
+    "attn_type_list",
+    "mamba_d_state",
+    "mamba_d_ssm",
+    "mb_per_layer",
+    "ssm_cfg",
+    "full_attn_idxs",
+    "linear_attn_config",
+    "block_types",
+    "_block_types",
+    "block_configs",
+    "compress_ratios",
+    "num_kv_shared_layers",
+    "use_cla",
+    "cross_attention_layers",
+}
+"""Signs of layers without attention, or without a cache of their own, told in a way of the model's own."""
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Whether there are experts, which copies of an engine (data parallel) divide among themselves."""
+    return any("expert" in key for part in _parts(config) for key in part)
+
+
+def loaded_part(config: Mapping[str, Any]) -> float:
+    """The part of the files that every engine loads: layers that only predict further tokens may be left out."""
+    layers = next(_integers(config, ("num_hidden_layers",)), None)
+    further = next(_integers(config, ("num_nextn_predict_layers", "mtp_num_hidden_layers")), 0)
+    return layers / (layers + further) if layers is not None else 1.0
+
+
+def cache_is_quantized(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint itself asks for a cache of 8 bits or fewer, which `auto` then means."""
+    for part in _parts(config):
+        found = part.get("quantization_config")
+        if isinstance(found, Mapping) and (found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")):
+            return True
+    return next(_integers(config, ("index_topk",)), None) is not None
+
+
+def is_16_bit(config: Mapping[str, Any]) -> bool:
+    kinds = ("bfloat16", "float16")
+    return any(part.get(key) in kinds for part in _parts(config) for key in ("torch_dtype", "dtype"))
 
 
 def is_bf16(config: Mapping[str, Any]) -> bool:
     return any(part.get(key) == "bfloat16" for part in _parts(config) for key in ("torch_dtype", "dtype"))
-
-
-def is_float32(config: Mapping[str, Any]) -> bool:
-    return any(part.get(key) == "float32" for part in _parts(config) for key in ("torch_dtype", "dtype"))
 
 
 def is_quantized(config: Mapping[str, Any]) -> bool:
@@ -97,7 +155,7 @@ def _is_nvfp4(quantization: Any) -> bool:
     if "nvfp4" in method or method == "modelopt_fp4":
         return True
     if method == "modelopt":
-        return "NVFP4" in str(quantization.get("quant_algo", "")).upper()
+        return "NVFP4" in _algorithm(quantization)
     return method == "compressed-tensors" and "nvfp4" in str(quantization.get("format", "")).lower()
 
 
@@ -107,15 +165,38 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     lengths = list(_integers(config, LENGTH_KEYS))
     if not lengths:
         return None
-    factor = 1.0
+    longest = max(lengths)
+    return max([longest, *(_scaled(scaling, longest) for scaling in _scalings(config))])
+
+
+def own_context(config: Mapping[str, Any]) -> int | None:
+    """The context that an engine takes when nobody writes one; None where that is open."""
+    lengths = set(_integers(config, LENGTH_KEYS))
+    return lengths.pop() if len(lengths) == 1 and context_length(config) in lengths else None
+
+
+UNSCALED = frozenset({"default", "su", "longrope", "llama3", "mrope"})
+"""Kinds of scaled positions whose factor is in the written length already (read in vLLM and SGLang)."""
+
+
+def _scaled(scaling: Mapping[str, Any], longest: int) -> int:
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    is_factor = isinstance(factor, int | float) and not isinstance(factor, bool) and 1 < factor < 1e6
+    if kind in UNSCALED or not is_factor or factor is None:
+        return longest
+    base = original if kind == "yarn" and type(original) is int and 0 < original <= longest else longest
+    return int(base * factor)
+
+
+def _scalings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for part in _parts(config):
         for key in ("rope_scaling", "rope_parameters"):
-            scaling = part.get(key)
-            if isinstance(scaling, Mapping):
-                value = scaling.get("factor")
-                if isinstance(value, int | float) and not isinstance(value, bool) and 1 < value < 1e6:
-                    factor = max(factor, float(value))
-    return int(max(lengths) * factor)
+            found = part.get(key)
+            if isinstance(found, Mapping):
+                yield found
+                # One for each kind of layer.
+                yield from (inner for inner in found.values() if isinstance(inner, Mapping))
 
 
 def has_fp8_weights(config: Mapping[str, Any]) -> bool:
@@ -133,8 +214,15 @@ def _is_fp8(quantization: Any) -> bool:
         groups = quantization.get("config_groups")
         return isinstance(groups, Mapping) and any(_is_float8(group) for group in groups.values())
     if method == "modelopt":
-        return str(quantization.get("quant_algo", "")).upper() == "FP8"
+        return _algorithm(quantization).startswith("FP8")
     return False
+
+
+def _algorithm(quantization: Mapping[str, Any]) -> str:
+    """What modelopt did, from its two forms: flat in config.json, one level deeper in a file of its own."""
+    inner = quantization.get("quantization")
+    found = quantization.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, Mapping) else None)
+    return str(found or "").upper()
 
 
 def _is_float8(group: Any) -> bool:

@@ -197,6 +197,12 @@ PAGES: Mapping[str, Page] = {
         "`modprobe nvidia-uvm`, or `nvidia-modprobe -u -c=0`.",
         warning=True,
     ),
+    "stop-timeout": Page(
+        'TimeoutStopSec=90 is not longer than the longest stop, 250s of shard "chat" '
+        "(drain_timeout + stop_timeout + 10s + gpu_release_timeout)",
+        "`systemctl edit llmgw` and set `TimeoutStopSec` to what the message says, or shorten the times of the shard.",
+        warning=True,
+    ),
     "allowance-unknown": Page(
         'shard "chat" allow: "fp8" is the code of no rule, so it allows nothing',
         "Use one of the codes in the list of rules.",

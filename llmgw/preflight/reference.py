@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from llmgw.preflight import stop_time
 from llmgw.preflight.pages import PAGES, Page
 from llmgw.preflight.rules import CODES
+
+DOCUMENTED = {**CODES, stop_time.CODE: stop_time.TEXT}
+"""Everything that is found out about the machine: by the rules of shards, and about the service's unit."""
 
 HEAD = """\
 # Checks against the machine
@@ -30,15 +34,15 @@ INDEX = """\
 
 def reference() -> str:
     """A page in Markdown with one section per code; its heading is the anchor."""
-    sections = (f"## {code}\n\n{text}\n" for code, text in sorted(CODES.items()))
+    sections = (f"## {code}\n\n{text}\n" for code, text in sorted(DOCUMENTED.items()))
     return "\n".join((HEAD, *sections))
 
 
 def pages() -> dict[str, str]:
     """File name -> text, of every page in docs/rules."""
-    rows = (f"| [{code}]({code}.md) | {CODES[code].split('. ')[0].rstrip('.')}. |" for code in sorted(CODES))
+    rows = (f"| [{code}]({code}.md) | {DOCUMENTED[code].split('. ')[0].rstrip('.')}. |" for code in sorted(DOCUMENTED))
     made = {"README.md": INDEX + "\n".join(rows) + "\n"}
-    return made | {f"{code}.md": _page(code, text, PAGES[code]) for code, text in CODES.items()}
+    return made | {f"{code}.md": _page(code, text, PAGES[code]) for code, text in DOCUMENTED.items()}
 
 
 def _page(code: str, text: str, page: Page) -> str:

@@ -108,8 +108,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         files.gguf_broken,
         {
-            "gguf-broken": "What llama.cpp is to load does not begin like a GGUF file, or parts of a split model are "
-            "missing beside it.",
+            "gguf-broken": "What llama.cpp is to load is a folder, does not begin like a GGUF file, or is a part of a "
+            "split model that is not the first or not complete.",
         },
     ),
     Rule(files.workdir_missing, {"workdir-missing": "The folder of `workdir` does not exist, or is no folder."}),
@@ -240,8 +240,10 @@ RULES: tuple[Rule, ...] = (
         memory.memory_for_model,
         {
             "model-memory": "Weights, split over tensor and pipeline ranks, and the key-value cache of one request of "
-            "`max_model_len` tokens are more than the engine may use of a card. Lower bounds are counted: activations "
-            "and graphs come on top. Only asked when `weights` is a local folder.",
+            "`max_model_len` tokens (of the model's own length where vLLM is told none) are more than the engine may "
+            "use of a card. Lower bounds are counted: activations and graphs come on top, and layers whose cache is "
+            "not told count as nothing. SGLang takes the cache that fits, so only weights count. Only asked when "
+            "`weights` is a local folder.",
         },
     ),
     Rule(

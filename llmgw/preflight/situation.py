@@ -66,9 +66,25 @@ def warning(spec: ShardSpec, code: str, key: str, text: str, hint: str | None, *
 
 
 def option(spec: ShardSpec, *names: str) -> ArgValue | None:
-    """The value of an engine's option in `args`, by any of its names with dashes; None where it is not written."""
-    written = {name.replace("_", "-"): value for name, value in spec.args.items()}
+    """The value of an engine's option in `args` or `extra_args`, by any of its names with dashes; None where it is
+    not written. In `extra_args`, whose words come last and therefore win, an option without a value is True."""
+    written = options_of(spec)
     return next((written[name] for name in names if name in written), None)
+
+
+def options_of(spec: ShardSpec) -> Mapping[str, ArgValue]:
+    """All options by their names with dashes; of a dotted one (`--hf-overrides.rope_scaling.factor`) the first part."""
+    written = {name.replace("_", "-").partition(".")[0]: value for name, value in spec.args.items()}
+    words = spec.extra_args
+    for at, word in enumerate(words):
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.partition("=")
+        after = words[at + 1] if at + 1 < len(words) else "-"
+        name = name.lstrip("-").replace("_", "-").partition(".")[0]
+        alone = after.startswith("-") and not after[1:2].isdecimal()
+        written[name] = value if equals else True if alone else after
+    return written
 
 
 def number(spec: ShardSpec, *names: str) -> float | None:
@@ -86,7 +102,7 @@ def number(spec: ShardSpec, *names: str) -> float | None:
 
 def is_overridden(spec: ShardSpec) -> bool:
     """Whether options say that the model is not what its folder says."""
-    return not MODEL_OVERRIDES.isdisjoint(name.replace("_", "-") for name in spec.args)
+    return not MODEL_OVERRIDES.isdisjoint(options_of(spec))
 
 
 def model_of(spec: ShardSpec, situation: Situation) -> Mapping[str, object] | None:

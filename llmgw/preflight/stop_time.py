@@ -8,6 +8,10 @@ from llmgw.domain.problem import Problem, Where
 from llmgw.domain.shard import ShardSpec
 
 CODE = "stop-timeout"
+TEXT = (
+    "The unit's `TimeoutStopSec` is not longer than the longest stop of a shard (`drain_timeout` + `stop_timeout` + "
+    "10 s + `gpu_release_timeout`): systemd would kill engines in the middle of it."
+)
 
 
 def longest_stop(specs: Sequence[ShardSpec]) -> tuple[float, str] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgw.discovery.classes import gpu_class
@@ -47,6 +47,41 @@ GEMMA = {
         "sliding_window": 1024,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     }
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 128,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "max_position_embeddings": 131072,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "num_local_experts": 8,
+    "sliding_window": None,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+QWEN_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 32,
+    "num_experts": 512,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
 }
 MIXED = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "mamba_d_state": 16}
 
@@ -155,6 +190,18 @@ def test_nvfp4_is_refused_below_10_0_doubted_on_12_and_open_where_nothing_is_kno
     assert not found(shard(), facts(card(compute_capability=None), config=nvfp4))["capability-unknown"].is_error
 
 
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "fp8-capability"),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, "fp8-capability"),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_NVFP4"}}, "nvfp4-capability"),
+    ],
+)
+def test_both_forms_of_modelopts_settings_are_read(written: Mapping[str, Any], code: str) -> None:
+    assert code in found(shard(), facts(card(compute_capability=(8, 0)), config={"quantization_config": written}))
+
+
 def test_mxfp4_is_no_nvfp4() -> None:
     config = {"quantization_config": {"quant_method": "mxfp4"}}
     assert found(shard(), facts(card(), config=config)) == {}
@@ -250,6 +297,123 @@ def test_a_class_that_the_node_lacks_is_a_warning_with_those_that_it_has() -> No
     assert found(shard(gpus=1, weights=None, gpu_class=("a100-80g", "h100-80g")), facts(card())) == {}
 
 
+# -- what an engine would run is not refused
+
+
+def test_the_cache_of_mixed_and_shared_layers_is_never_counted_too_high() -> None:
+    count = model_config.cache_bytes_per_token
+    assert count(MIXTRAL, 1, 2.0, 8192) == 2 * 32 * 8 * 128 * 2
+    # Half of the layers keep 128 of 8192 tokens.
+    assert count(GPT_OSS, 1, 2.0, 8192) == int((18 + 18 * 128 / 8192) * 2 * 8 * 64 * 2)
+    # One layer in four has attention, which only the model's own code knows: the least is nothing.
+    assert count(QWEN_NEXT, 1, 2.0, 8192) == 0
+    told = {**QWEN_NEXT, "layer_types": ["linear_attention"] * 36 + ["full_attention"] * 12}
+    assert count(told, 1, 2.0, 8192) == 12 * 2 * 2 * 256 * 2
+    # Heads differ by layer, and some have none.
+    nas = {**LLAMA_70B, "num_key_value_heads": None, "block_configs": [{"attention": {"no_op": True}}]}
+    assert count(nas, 1, 2.0, 8192) == 0
+    # All query heads share one.
+    star = {"multi_query": True, "n_head": 48, "n_embd": 6144, "n_layer": 40}
+    assert count(star, 1, 2.0, 8192) == 2 * 40 * 1 * 128 * 2
+    chunked = {**LLAMA_70B, "attention_chunk_size": 1024}
+    assert count(chunked, 1, 2.0, 8192) == 2 * 80 * 8 * 128 * 2 / 8
+    linear = {**DEEPSEEK, "linear_attn_config": {"full_attn_layers": [4, 8]}}
+    assert count(linear, 1, 2.0, 8192) == 0
+    assert count({**LLAMA_70B, "architectures": ["XLMRobertaModel"]}, 1, 2.0, 8192) is None
+
+
+def test_copies_of_a_mixture_divide_its_experts() -> None:
+    cards = [card(index, "NVIDIA H200", 143771) for index in range(8)]
+    mixture = {**DEEPSEEK, "n_routed_experts": 256}
+    folder = ModelFolder("read", weight_bytes=641 * GIB, tokenizer=True)
+    spec = shard(gpus=tuple(range(8)), layout=ParallelLayout(1, 1, 8), max_model_len=32768)
+    assert found(spec, facts(*cards, config=mixture, folder=folder)) == {}
+    dense = found(spec, facts(*cards, config={**LLAMA_70B, "quantization_config": {}}, folder=folder))
+    assert "weights 641.0 GiB / (1 x 1)" in dense["model-memory"].message
+
+
+def test_weights_whose_width_nobody_tells_may_be_halved_on_loading() -> None:
+    untold = {key: value for key, value in LLAMA_70B.items() if key != "torch_dtype"}
+    folder = ModelFolder("read", weight_bytes=100 * GIB, tokenizer=True)
+    spec = shard(max_model_len=4096)
+    assert "model-memory" not in found(spec, facts(card(), config=untold, folder=folder))
+    assert "model-memory" in found(spec, facts(card(), config=LLAMA_70B, folder=folder))
+
+
+def test_sglang_takes_the_cache_that_fits_and_needs_its_weights_within_its_share() -> None:
+    folder = ModelFolder("read", weight_bytes=60 * GIB, tokenizer=True)
+    given = facts(card(), config=LLAMA_70B, folder=folder)
+    spec = shard(engine=EngineKind.SGLANG, max_model_len=131072)
+    assert found(spec, given) == {}
+    message = found(evolve(spec, args={"mem-fraction-static": 0.7}), given)["model-memory"].message
+    assert "0.7 x 79.2 GiB" in message and "cache" not in message
+
+
+def test_ranks_that_divide_a_context_among_themselves_keep_a_part_of_its_cache() -> None:
+    folder = ModelFolder("read", weight_bytes=60 * GIB, tokenizer=True)
+    given = facts(card(), config=LLAMA_70B, folder=folder)
+    spec = shard(max_model_len=65536)
+    assert "model-memory" in found(spec, given)
+    assert "model-memory" not in found(evolve(spec, args={"decode-context-parallel-size": 4}), given)
+    # A checkpoint that asks for a smaller cache gets it without an option.
+    small = {**LLAMA_70B, "quantization_config": {"quant_method": "awq", "kv_cache_scheme": {"num_bits": 8}}}
+    assert "model-memory" not in found(spec, facts(card(), config=small, folder=folder))
+
+
+def test_options_in_extra_args_count_as_those_in_args_and_win() -> None:
+    tight = facts(card(memory_free=60000))
+    for words in (("--gpu-memory-utilization", "0.5"), ("--gpu_memory_utilization=0.5",)):
+        assert found(shard(weights=None, extra_args=words), tight) == {}
+    given = facts(card(**T4), config=LLAMA_70B)
+    assert "bf16-fallback" not in found(shard(extra_args=("--dtype", "half")), given)
+    assert found(shard(weights=None, extra_args=("-q", "fp8")), given)["fp8-capability"].is_error
+    changed = shard(max_model_len=10**6, extra_args=("--hf-overrides.rope_scaling.factor", "8"))
+    assert found(changed, facts(card(), config=LLAMA_70B)) == {}
+    longer = shard(extra_args=("--max-model-len", "200000"))
+    assert "context-length" in found(longer, facts(card(), config=LLAMA_70B))
+
+
+def test_attention_that_is_not_split_needs_no_divisor_of_its_heads() -> None:
+    spec = shard(engine=EngineKind.SGLANG, gpus=(), layout=ParallelLayout(6))
+    assert "heads" in found(spec, facts(config=LLAMA_70B))
+    assert found(evolve(spec, args={"enable-dp-attention": True}), facts(config=LLAMA_70B)) == {}
+
+
+# -- the context
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        # Both engines read these kinds as scaled already.
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 131072),
+        ({"type": "longrope", "factor": 32.0}, 131072),
+        ({"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),
+        ({"rope_type": "yarn", "factor": 4.0}, 524288),
+        ({"rope_type": "linear", "factor": 2.0}, 262144),
+        ({"full_attention": {"rope_type": "linear", "factor": 2.0}}, 262144),
+        ({"factor": None}, 131072),
+        ({"factor": True}, 131072),
+    ],
+)
+def test_scaled_positions_are_read_as_the_engines_read_them(scaling: Mapping[str, Any], longest: int) -> None:
+    assert model_config.context_length({**LLAMA_70B, "rope_scaling": scaling}) == longest
+
+
+def test_without_a_written_length_vllm_insists_on_the_models_own_and_auto_does_not() -> None:
+    llama_8b = {**LLAMA_70B, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+    folder = ModelFolder("read", weight_bytes=15 * GIB, tokenizer=True)
+    l4 = card(0, "NVIDIA L4", 23034, compute_capability=(8, 9))
+    given = facts(l4, config=llama_8b, folder=folder)
+    # 2 x 32 layers x 8 heads x 128 x 2 bytes x 131072 tokens.
+    assert "cache of one request of 131072 tokens 16.0 GiB" in found(shard(), given)["model-memory"].message
+    assert found(shard(args={"max-model-len": "auto"}), given) == {}
+    assert found(shard(extra_args=("--max-model-len", "-1")), given) == {}
+    assert found(shard(max_model_len=8192), given) == {}
+    open_length = {**llama_8b, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert found(shard(), facts(l4, config=open_length, folder=folder)) == {}
+
+
 # -- files
 
 
@@ -273,6 +437,10 @@ def test_a_file_that_llama_cpp_cannot_load_is_refused() -> None:
     parts = GgufFile(True, ("m-00002-of-00003.gguf",))
     assert "m-00002-of-00003" in found(spec, HostFacts(gguf_files={PATH: parts}))["gguf-broken"].message
     assert found(spec, HostFacts(gguf_files={PATH: GgufFile(True)})) == {}
+    second = found(spec, HostFacts(gguf_files={PATH: GgufFile(True, is_first=False)}))["gguf-broken"]
+    assert "not the first part" in second.message
+    folder = found(spec, HostFacts(model_folders={PATH: ModelFolder("missing")}))["gguf-broken"]
+    assert "is a folder" in folder.message
 
 
 # -- the host, and ports of ranks
@@ -316,7 +484,16 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*LLAMA_70B, *DEEPSEEK, "layer_types", "sliding_window"]), JSON, max_size=8))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [*LLAMA_70B, *DEEPSEEK, "layer_types", "sliding_window", "rope_scaling", "architectures", "block_configs"]
+        ),
+        JSON,
+        max_size=8,
+    )
+)
 def test_no_settings_of_a_model_make_a_rule_fail(config: dict[str, Any]) -> None:
     folder = ModelFolder("read", weight_bytes=10 * GIB, tokenizer=True)
     spec = shard(gpus=(0, 1), layout=ParallelLayout(2), max_model_len=4096)

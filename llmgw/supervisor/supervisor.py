@@ -95,9 +95,11 @@ class Supervisor:
         claims = []
         for id_, member in self._members.items():
             engine = self._host.engines.get(id_) or self._host.undead.get(id_)
-            if engine is not None:
-                self._inherited.pop(id_, None)
             status = member.shard.status
+            if engine is not None or status.generation > 0:
+                # Taken over by now, and perhaps ended since: from here on its engine answers for its cards.
+                self._inherited.pop(id_, None)
+            inherited = self._inherited.get(id_)
             gave_up = status.state is ShardState.FAILED and status.condition(ConditionKind.BACKOFF) is None
             intent = self._board.intent_cell(id_).value
             claims.append(
@@ -105,7 +107,7 @@ class Supervisor:
                     id_,
                     member.orders.value.spec,
                     wanted=intent.wish is Wish.START and not member.orders.value.retired and not gave_up,
-                    uuids=engine.gpu_uuids if engine is not None else self._inherited.get(id_),
+                    uuids=engine.gpu_uuids if engine is not None else inherited,
                 )
             )
         return claims

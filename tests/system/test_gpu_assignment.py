@@ -285,3 +285,16 @@ def test_cards_with_nvlink_to_each_other_are_preferred(node: Node) -> None:
     node.start()
     node.wait_state("pair", "ready")
     assert node.shard("pair")["gpus"] in (["0", "3"], ["1", "2"])
+
+
+def test_a_card_of_an_engine_that_was_taken_over_and_stopped_is_free_for_others(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    node.write(QUICK + vllm("a") + vllm("b", more="autostart = false"))
+    node.start()
+    node.wait_state("a", "ready")
+    node.kill()
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    node.cli("start", "b", "--no-wait")
+    node.wait_state("b", "ready")

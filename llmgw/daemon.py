@@ -67,6 +67,9 @@ INHERITED_SOCKET = "LLMGW_SOCKET_FD"
 LATE_SIGNAL = "LLMGW_LATE_SIGNAL"
 """Over an upgrade: the number of a signal that came when the old code was leaving already. The new code obeys it."""
 
+PATIENCE = 5.0
+"""Seconds that somebody who only looks waits for nvidia-smi; afterwards the last facts are shown, with their age."""
+
 OBEYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 STRICT = "LLMGW_STRICT"
@@ -476,28 +479,37 @@ class Daemon:
         return {"path": os.path.abspath(self._path), "text": show_config(self.in_force)}
 
     async def inventory(self) -> dict[str, Any]:
-        """The node, looked at now; after a failure the last good facts, marked stale."""
-        facts = await self._node_watch.refresh()
+        """The node as it is now; when nvidia-smi fails or takes long, the last good facts, marked stale."""
+        facts = await self._node_watch.refresh_within(PATIENCE)
         return node_json(facts.node, source="daemon", availability=facts.availability)
 
     async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
         """An operator says that a GPU may be used although its memory has not come back. Raises LlmgwError."""
-        facts = await self._node_watch.refresh()
+        facts = await self._node_watch.refresh_within(PATIENCE)
         found = find_gpu(int(name) if name.isdecimal() else name, facts.inventory)
-        if not isinstance(found, Gpu):
-            why = found if isinstance(found, str) else f"{name} is a MIG slice"
-            raise LlmgwError(f"cannot release GPU {name}: {why}", "llmgw inventory lists them")
-        entry = next((entry for entry in self._quarantine.entries if entry.uuid == found.uuid), None)
-        changed = self._quarantine.release(found)
+        entries = self._quarantine.entries
+        if isinstance(found, str):
+            # Also one that cannot be seen now may leave.
+            entry = next((entry for entry in entries if name in (entry.uuid, entry.label)), None)
+            if entry is None:
+                raise LlmgwError(f"cannot release GPU {name}: {found}", "llmgw inventory lists them")
+            uuid, label, card = entry.uuid, entry.label, None
+        else:
+            entry = next((entry for entry in entries if entry.uuid == found.uuid), None)
+            card = found if isinstance(found, Gpu) and facts.inventory.is_current else None
+            uuid, label = found.uuid, str(found.index) if isinstance(found, Gpu) else found.uuid
+        known = facts.availability.get(uuid)
+        ours = {holder.pid for holder in known.holders if holder.shard is not None} if known is not None else set()
+        changed = self._quarantine.release(uuid, card, ours=ours)
         if changed:
             held = f", {entry.holder}" if entry is not None else ""
-            self.board.note(f"GPU {found.index} released by hand{held}", by=by)
-        facts = await self._node_watch.refresh()
+            self.board.note(f"GPU {label} released by hand{held}", by=by)
+        facts = await self._node_watch.refresh_within(PATIENCE)
         self._node_watch.wake()
-        known = facts.availability.get(found.uuid)
+        known = facts.availability.get(uuid)
         return {
-            "gpu": found.index,
-            "uuid": found.uuid,
+            "gpu": int(label) if label.isdecimal() else label,
+            "uuid": uuid,
             "released": changed,
             "was_held_by": entry.holder if entry is not None else None,
             "assignable": known.assignable if known is not None else None,

@@ -21,6 +21,8 @@ UNHEALTHY: Mapping[GpuFlag, str] = {
 """Signs of a card that nothing new goes to, as a few words; `memory_in_use` and MIG mode are no faults."""
 
 NOT_ALLOWED = "not in [node] gpus"
+UNSEEN = 0
+"""Among accepted pids: memory that no process in nvidia-smi's list has."""
 
 
 def availability(
@@ -36,9 +38,9 @@ def availability(
 
     `processes` tells what is known about the pids on the GPUs: one that is missing is a stranger whom nobody can see.
     `quarantined` are cards whose memory has not come back after an engine's end, each with the reason in words.
-    `accepted` are pids by UUID that an operator has declared to be in nobody's way. `engines` are those of ours that
-    live, by the UUIDs that they were given: nvidia-smi does not list one that has just begun to load, and in many
-    containers it lists none. `allowed` is `[node] gpus`: the other cards are left to other programs.
+    `accepted` are pids by UUID, UNSEEN among them, that an operator has declared to be in nobody's way. `engines` are
+    those of ours that live, by the UUIDs that they were given: nvidia-smi does not list one that has just begun to
+    load, and in many containers it lists none. `allowed` is `[node] gpus`: the other cards are left to other programs.
     """
     usable = allowed_uuids(inventory, allowed)
     found = {}
@@ -148,18 +150,29 @@ def _held(
         first = max(large, key=lambda holder: holder.memory or 0)
         more = f" and {len(large) - 1} more" if len(large) > 1 else ""
         return f"held by pid {first.pid} {first.command or '(not visible)'}{more}", Hindrance.HELD
+    if UNSEEN in accepted:
+        return None, Hindrance.HELD
     if gpu.memory_used is None:
         if gpu.unified_memory and inventory.processes_known:
             return None, Hindrance.HELD
         return "not known to be free: the driver does not tell its memory", Hindrance.UNKNOWN
-    if accepted or any(holder.shard is not None and holder.memory is None for holder in holders):
-        # One of unknown size that is in nobody's way may account for all of it.
-        return None, Hindrance.HELD
-    unseen = gpu.memory_used - sum(holder.memory or 0 for holder in holders)
+    unseen = _unseen(gpu.memory_used, holders)
     if unseen > BUSY_MIB:
         # A container's list can be empty while memory is used, and so can a guest's.
         return f"held by a process that nvidia-smi does not show ({unseen} MiB)", Hindrance.HELD
     return None, Hindrance.HELD
+
+
+def unseen_memory(gpu: Gpu) -> int | None:
+    """MiB that no process in nvidia-smi's list has; None is unknown."""
+    return None if gpu.memory_used is None else _unseen(gpu.memory_used, gpu.processes)
+
+
+def _unseen(used: int, processes: Sequence[GpuHolder | GpuProcess]) -> int:
+    if any(process.memory is None for process in processes):
+        # One of unknown size may account for all of it.
+        return 0
+    return used - sum(process.memory or 0 for process in processes)
 
 
 def _free(gpu: Gpu) -> int | None:

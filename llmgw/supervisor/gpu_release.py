@@ -14,7 +14,7 @@ from attrs import frozen
 
 from llmgw.discovery.gpus import BUSY_MIB
 from llmgw.domain.display import neutralise
-from llmgw.domain.hardware import Gpu, GpuFlag, GpuProcess, Inventory, InventoryError, InventoryStatus
+from llmgw.domain.hardware import Gpu, GpuFlag, GpuProcess, Inventory, InventoryError, InventoryStatus, MigInstance
 from llmgw.supervisor.procfs import read_stat
 
 TOLERANCE_MIB = 128
@@ -138,7 +138,13 @@ def held_gpus(
             failure = inventory.detail or "nvidia-smi failed"
         if failure is not None:
             held.append(HeldGpu(uuid, label, None, f"not confirmed free: {failure}"))
-        elif not isinstance(gpu, Gpu) or GpuFlag.LOST in gpu.flags:
+        elif isinstance(gpu, MigInstance):
+            # Memory is told for the whole card alone: what counts is whether a process of ours is left on it.
+            card = inventory.gpu(gpu.parent_index)
+            left = [process.pid for process in card.processes if is_ours(process.pid)] if card is not None else []
+            if left:
+                held.append(HeldGpu(uuid, label, None, "held by " + ", ".join(f"pid {pid} (ours)" for pid in left)))
+        elif gpu is None or GpuFlag.LOST in gpu.flags:
             held.append(HeldGpu(uuid, label, None, "not confirmed free: the driver cannot reach it"))
         elif not _is_free(gpu, before.get(uuid), inventory.processes_known, is_ours):
             words = _holders(gpu, before.get(uuid), is_ours, describe)

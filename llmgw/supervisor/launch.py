@@ -490,7 +490,10 @@ class Engine:
 
     async def _wait_gpus(self, on_step: Callable[[str], None]) -> str:
         gpus = tuple(self._record.gpu_memory_before)
-        if not gpus or self._host.board.hurry.value:
+        if not gpus:
+            return ""
+        if self._host.board.hurry.value:
+            self._doubt_gpus("everything was ended at once")
             return ""
         on_step("waiting for its GPU memory")
         answers: list[GpuRelease] = []
@@ -513,10 +516,14 @@ class Engine:
             answers.append(release)
             nursery.cancel_scope.cancel(reason="answered")
         if not answers:
+            self._doubt_gpus("everything was ended at once")
             return ""
         release = answers[0]
         self._host.quarantine.enter(self._shown, release.held, self._record.gpu_memory_before)
         return "" if release.freed else str(release)
+
+    def _doubt_gpus(self, why: str) -> None:
+        self._host.quarantine.doubt(self._shown, self._record, why)
 
 
 def _in_order(files: Collection[ShmFile]) -> tuple[ShmFile, ...]:

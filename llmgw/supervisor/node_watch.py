@@ -60,6 +60,8 @@ class NodeWatch:
         self._begun = 0
         self._done = Cell(0)
         self._adapters: Adapters | None = None
+        self._free: dict[str, int] = {}
+        """MiB free by UUID as they were when somebody was woken for them last."""
         self._told = ""
 
     @property
@@ -75,20 +77,15 @@ class NodeWatch:
         assert self.facts.value is not None
         return self.facts.value
 
-    async def recent(self, *, age: float, patience: float) -> NodeFacts:
-        """Facts that are at most `age` seconds old; the last ones, marked stale, when new ones take longer than
-        `patience` seconds. Only who comes before the first look waits for its end."""
+    async def refresh_within(self, patience: float) -> NodeFacts:
+        """As `refresh`; the last facts, marked stale, when new ones take longer than `patience` seconds. Only who
+        comes before the first look waits for its end."""
         known = self.facts.value
-        read_at = known.inventory.read_at if known is not None else None
-        # A clock that was set back proves nothing.
-        fresh = read_at is not None and 0 <= self._now() - read_at <= age
-        if known is not None and known.inventory.stale is None and fresh:
-            return known
         with trio.move_on_after(patience):
             return await self.refresh()
-        if self.facts.value is None:
+        if known is None:
             with trio.move_on_after(self._config.value.node.discovery_timeout):
-                await self.facts.wait_change(None)
+                return await self.facts.wait_value(lambda facts: facts is not None) or self._unanswered(None)
         return self._unanswered(self.facts.value)
 
     async def run(self) -> None:
@@ -158,8 +155,23 @@ class NodeWatch:
         before = self.facts.value
         self.facts.set(found)
         self._tell(found)
-        if before is None or _decisive(before) != _decisive(found):
+        moved = self._free_has_moved(found.inventory)
+        if before is None or moved or _decisive(before) != _decisive(found):
             self.wake()
+
+    def _free_has_moved(self, inventory: Inventory) -> bool:
+        """Whether free memory is another than it was, by so much that it may matter. Memory that goes up and down a
+        little at whatever level is no news."""
+        if not inventory.is_current:
+            return False
+        now = {gpu.uuid: gpu.memory_free for gpu in inventory.gpus if gpu.memory_free is not None}
+        moved = {
+            uuid: free
+            for uuid, free in now.items()
+            if uuid not in self._free or abs(free - self._free[uuid]) >= FREE_STEP_MIB
+        }
+        self._free = {uuid: free for uuid, free in self._free.items() if uuid in now} | moved
+        return bool(moved)
 
     def _tell(self, found: NodeFacts) -> None:
         """One line of the log for each change in what is wrong with the looking."""
@@ -177,21 +189,8 @@ class NodeWatch:
 
 
 def _decisive(facts: NodeFacts) -> object:
-    """What decides whether a shard may start; other changes wake nobody."""
+    """What decides, beside free memory, whether a shard may start; other changes wake nobody."""
     inventory = facts.inventory
-    cards = [
-        (
-            gpu.index,
-            gpu.uuid,
-            gpu.mig_enabled,
-            unhealthy(gpu),
-            None if gpu.memory_free is None else _step(gpu.memory_free),
-        )
-        for gpu in inventory.gpus
-    ]
+    cards = [(gpu.index, gpu.uuid, gpu.mig_enabled, unhealthy(gpu)) for gpu in inventory.gpus]
     may = sorted((uuid, known.assignable) for uuid, known in facts.availability.items())
     return inventory.error, inventory.stale is None, cards, may, inventory.mig_instances
-
-
-def _step(mebibytes: int) -> int:
-    return mebibytes // FREE_STEP_MIB

@@ -15,13 +15,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import trio
 from attrs import evolve, frozen
 
+from llmgw.discovery.availability import UNSEEN, unseen_memory
+from llmgw.discovery.gpus import BUSY_MIB
 from llmgw.domain.hardware import Gpu, Inventory
 from llmgw.supervisor.durable import read_bounded, remove_durably, write_durably
 from llmgw.supervisor.gpu_release import HeldGpu, held_gpus
 from llmgw.supervisor.procfs import boot_id
-from llmgw.supervisor.records import RECORD_LIMIT
+from llmgw.supervisor.records import RECORD_LIMIT, ShardRecord
 
 log = logging.getLogger(__name__)
+
+TEXT_MAX = 500
+"""Characters of a text that are kept."""
 
 
 @frozen
@@ -51,6 +56,7 @@ class Quarantine:
         self._accepted: dict[str, frozenset[int]] = {}
         self._saving = trio.Lock()
         self._saved: object = {}
+        self._told = ""
         self._load()
 
     @property
@@ -60,7 +66,8 @@ class Quarantine:
 
     @property
     def accepted(self) -> Mapping[str, Collection[int]]:
-        """UUID -> pids that an operator has declared to be in nobody's way, as long as they are there."""
+        """UUID -> pids that an operator has declared to be in nobody's way, as long as they are there; UNSEEN among
+        them stands for memory that no process in the list has."""
         return self._accepted
 
     def enter(
@@ -70,8 +77,16 @@ class Quarantine:
         for gpu in held:
             old = self._entries.get(gpu.uuid)
             since = old.since if old is not None else self._now()
-            entry = Quarantined(gpu.uuid, gpu.label, shard, before.get(gpu.uuid), since, gpu.what, tuple(pids))
+            holder = gpu.what[:TEXT_MAX]
+            entry = Quarantined(gpu.uuid, gpu.label, shard, before.get(gpu.uuid), since, holder, tuple(pids))
             self._entries[gpu.uuid] = entry
+
+    def doubt(self, shard: str, record: ShardRecord, why: str) -> None:
+        """Nobody has asked whether the GPUs of an engine that is gone are free: the next look says it."""
+        labels = dict(zip(record.gpu_uuids, record.gpus, strict=False))
+        text = f"not confirmed free: {why}"
+        held = [HeldGpu(uuid, labels.get(uuid, uuid), None, text) for uuid in record.gpu_memory_before]
+        self.enter(shard, held, record.gpu_memory_before)
 
     def recheck(self, inventory: Inventory) -> Mapping[str, str]:
         """Let go of what is free by this inventory; returns the others, UUID -> why it is given to nobody."""
@@ -84,7 +99,7 @@ class Quarantine:
                 labels={entry.uuid: entry.label},
             )
             if found:
-                self._entries[entry.uuid] = evolve(entry, label=found[0].label, holder=found[0].what)
+                self._entries[entry.uuid] = evolve(entry, label=found[0].label, holder=found[0].what[:TEXT_MAX])
             else:
                 log.info("GPU %s: its memory is back, it may be used again", entry.label)
                 del self._entries[entry.uuid]
@@ -97,16 +112,17 @@ class Quarantine:
             entry.uuid: f"not released after {entry.shard} ended: {entry.holder}" for entry in self._entries.values()
         }
 
-    def release(self, gpu: Gpu) -> bool:
+    def release(self, uuid: str, gpu: Gpu | None, *, ours: Collection[int] = ()) -> bool:
         """An operator says that it may be used as it is. Whoever is on it now counts as nobody as long as it stays.
 
-        Returns whether anything was in the way.
+        `gpu` is the card as it is now, None for a slice and for one that cannot be seen; `ours` are pids of our
+        engines. Returns whether anything was in the way.
         """
-        was = self._entries.pop(gpu.uuid, None) is not None
-        pids = frozenset(process.pid for process in gpu.processes)
-        changed = bool(pids - self._accepted.get(gpu.uuid, frozenset()))
-        if pids:
-            self._accepted[gpu.uuid] = pids
+        was = self._entries.pop(uuid, None) is not None
+        there = _there(gpu) - frozenset(ours) if gpu is not None else frozenset()
+        changed = bool(there - self._accepted.get(uuid, frozenset()))
+        if there:
+            self._accepted[uuid] = there
         return was or changed
 
     async def save(self) -> None:
@@ -117,21 +133,37 @@ class Quarantine:
                 return
             try:
                 await trio.to_thread.run_sync(self._write, document)
-                self._saved = document
             except OSError as error:
-                log.error("cannot keep the quarantine of GPUs over a restart: %s", error)
+                self._complain(error)
+            else:
+                self._saved, self._told = document, ""
+
+    def save_now(self) -> None:
+        """As `save`, before anything runs that must not be held up."""
+        try:
+            self._write(document := self._document())
+        except OSError as error:
+            self._complain(error)
+        else:
+            self._saved, self._told = document, ""
+
+    def _complain(self, error: OSError) -> None:
+        # It is tried again after each look, and told once.
+        if str(error) != self._told:
+            log.error("cannot keep the quarantine of GPUs over a restart: %s", error)
+        self._told = str(error)
 
     def _forget_gone(self, inventory: Inventory) -> None:
-        there = {gpu.uuid: {process.pid for process in gpu.processes} for gpu in inventory.gpus}
+        there = {gpu.uuid: _there(gpu) for gpu in inventory.gpus}
         for uuid, pids in list(self._accepted.items()):
-            left = pids & there.get(uuid, set())
+            left = pids & there.get(uuid, frozenset())
             if left:
-                self._accepted[uuid] = frozenset(left)
+                self._accepted[uuid] = left
             else:
                 del self._accepted[uuid]
 
     def _document(self) -> dict[str, object]:
-        if not self._entries:
+        if not self._entries and not self._accepted:
             return {}
         return {
             "boot_id": self._boot(),
@@ -146,6 +178,7 @@ class Quarantine:
                 }
                 for entry in self._entries.values()
             ],
+            "accepted": {uuid: sorted(pids) for uuid, pids in self._accepted.items()},
         }
 
     def _write(self, document: dict[str, object]) -> None:
@@ -169,12 +202,27 @@ class Quarantine:
                     _text(entry["holder"]),
                 )
                 self._entries[found.uuid] = found
+            for uuid, pids in document.get("accepted", {}).items():
+                self._accepted[_text(uuid)] = frozenset(map(_pid, pids))
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # The next survey and the next launch look at the memory itself; what is lost is only whose it was.
             log.error("cannot read the quarantine of GPUs (%s): %s", self._path, error)
         self._saved = self._document()
+
+
+def _there(gpu: Gpu) -> frozenset[int]:
+    """Whoever is on it, UNSEEN for memory that nobody in the list has."""
+    unseen = unseen_memory(gpu)
+    hidden = {UNSEEN} if unseen is None or unseen > BUSY_MIB else set()
+    return frozenset({process.pid for process in gpu.processes} | hidden)
+
+
+def _pid(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError("not a pid")
+    return value
 
 
 def _time(value: object) -> float:
@@ -185,6 +233,6 @@ def _time(value: object) -> float:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > 500:
+    if not isinstance(value, str) or len(value) > TEXT_MAX:
         raise ValueError("not a text")
     return value

@@ -23,6 +23,7 @@ from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
 from llmgw.supervisor.leftovers import clear_traces, remove_unclaimed_tmp_dirs
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
+from llmgw.supervisor.procfs import boot_id
 from llmgw.supervisor.records import ShardRecord, WishStore
 from llmgw.supervisor.shard import Orders, Shard
 
@@ -296,6 +297,10 @@ class Supervisor:
                 remains[record.id] = (record, left)
             else:
                 log.info("%s: its process record is of no use any more: %s", record.id, why_not_believed(record))
+                if record.leader.boot_id == boot_id() and record.gpu_memory_before:
+                    # On disk before the record goes: nobody else knows by then that these were in use.
+                    self._host.quarantine.doubt(str(record.id), record, "its engine ended while llmgw was away")
+                    self._host.quarantine.save_now()
                 self._forget(record)
         if not loaded.bad and not self._host.records.any_set_aside():
             # What cannot be read may speak of an engine that lives.

@@ -11,7 +11,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus, Stale
+from llmgw.discovery.availability import availability
+from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus, MigInstance, Stale
 from llmgw.supervisor.gpu_release import HeldGpu
 from llmgw.supervisor.quarantine import Quarantine
 
@@ -66,12 +67,62 @@ async def test_a_card_that_is_entered_again_keeps_its_time(tmp_path: Path) -> No
 async def test_an_operators_word_lets_it_go_and_its_holder_counts_as_nobody_while_it_stays(tmp_path: Path) -> None:
     made = await kept(tmp_path)
     held = node(41000, GpuProcess(77, 41000))
-    assert made.release(held.gpus[0])
+    assert made.release("GPU-0", held.gpus[0])
     assert made.entries == () and set(made.accepted["GPU-0"]) == {77}
     assert made.recheck(held) == {} and set(made.accepted["GPU-0"]) == {77}
     made.recheck(node(4))
     assert made.accepted == {}
-    assert not made.release(node(4).gpus[0])
+    assert not made.release("GPU-0", node(4).gpus[0])
+
+
+async def test_memory_that_nobody_admits_to_can_be_released_too_until_it_changes(tmp_path: Path) -> None:
+    made = await kept(tmp_path)
+    held = node(41000)
+    assert made.release("GPU-0", held.gpus[0])
+    made.recheck(held)
+    assert availability(held, {}, quarantined=made.texts(), accepted=made.accepted)["GPU-0"].assignable
+    another = node(41000, GpuProcess(78, 40990))
+    made.recheck(another)
+    assert not availability(another, {}, quarantined=made.texts(), accepted=made.accepted)["GPU-0"].assignable
+
+
+async def test_engines_of_ours_on_a_card_are_not_what_an_operator_accepts(tmp_path: Path) -> None:
+    made = quarantine(tmp_path)
+    assert not made.release("GPU-0", node(20000, GpuProcess(77, 20000)).gpus[0], ours={77})
+    assert made.accepted == {}
+
+
+async def test_an_operators_word_outlives_llmgw_and_not_a_reboot(tmp_path: Path) -> None:
+    made = await kept(tmp_path)
+    made.release("GPU-0", node(41000, GpuProcess(77, 41000)).gpus[0])
+    await made.save()
+    again = quarantine(tmp_path)
+    assert again.entries == () and set(again.accepted["GPU-0"]) == {77}
+    assert quarantine(tmp_path, boot="another").accepted == {}
+    again.recheck(node(4))
+    await again.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_card_that_nobody_can_see_leaves_at_an_operators_word(tmp_path: Path) -> None:
+    made = await kept(tmp_path)
+    assert made.release("GPU-0", None)
+    assert made.entries == () and made.accepted == {}
+
+
+async def test_a_holder_of_many_words_does_not_make_the_file_unreadable(tmp_path: Path) -> None:
+    made = quarantine(tmp_path)
+    made.enter("llama", (evolve(HELD, holders="x" * 4000),), {"GPU-0": 4})
+    await made.save()
+    assert [entry.uuid for entry in quarantine(tmp_path).entries] == ["GPU-0"]
+
+
+async def test_a_slice_is_kept_only_as_long_as_a_process_of_ours_is_on_its_card(tmp_path: Path) -> None:
+    made = quarantine(tmp_path)
+    made.enter("llama", (HeldGpu("MIG-1", "MIG-1", None, "held by pid 77"),), {}, pids=(77,))
+    slices = (MigInstance(0, 0, "MIG-1", "3g.20gb", "l4-mig-3g.20gb", None),)
+    assert "MIG-1" in made.recheck(evolve(node(9000, GpuProcess(77, 9000)), mig_instances=slices))
+    assert made.recheck(evolve(node(9000, GpuProcess(78, 9000)), mig_instances=slices)) == {}
 
 
 async def test_a_process_of_ours_that_cannot_be_killed_keeps_it_whatever_the_memory_says(tmp_path: Path) -> None:
@@ -81,12 +132,10 @@ async def test_a_process_of_ours_that_cannot_be_killed_keeps_it_whatever_the_mem
     assert made.recheck(node(4)) == {}
 
 
+KEYS = ["boot_id", "gpus", "uuid", "since", "holder", "label", "accepted"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["boot_id", "gpus", "uuid", "since", "holder", "label"]), inner, max_size=5)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
     max_leaves=10,
 )
 
@@ -109,5 +158,7 @@ async def test_a_full_disk_is_told_and_llmgw_goes_on(tmp_path: Path, caplog: pyt
     made = quarantine(tmp_path / "state")
     made.enter("llama", (HELD,), {"GPU-0": 4})
     await made.save()
-    assert "cannot keep the quarantine" in caplog.text
+    await made.save()
+    made.save_now()
+    assert caplog.text.count("cannot keep the quarantine") == 1
     assert len(made.entries) == 1

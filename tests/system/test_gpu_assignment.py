@@ -144,7 +144,7 @@ def test_a_card_that_goes_bad_is_told_and_its_engine_left_alone(node: Node) -> N
     node.start()
     first = node.wait_state("a", "ready")
     (card,) = first["gpus"]
-    sick = [{}, {}]
+    sick: list[dict[str, str]] = [{}, {}]
     sick[int(card)] = {"ecc.errors.uncorrected.volatile.total": "3"}
     gpus.describe(gpus=sick)
     node.until(lambda: "gpu-unhealthy" in node.conditions("a"), "the condition shows")
@@ -179,6 +179,66 @@ def test_an_nvidia_smi_that_hangs_during_a_launch_holds_up_gpu_shards_alone(node
     assert node.shard("a")["generation"] == 0
     gpus.describe(gpus=2)
     node.wait_state("a", "ready")
+
+
+def test_an_nvidia_smi_that_hangs_leaves_older_facts_to_who_looks_and_quarantine_can_be_ended(
+    node: Node,
+) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    node.write(QUICK + vllm("a", "[0]", knobs="--fake-gpu-release never", more='gpu_release_timeout = "1s"'))
+    node.start()
+    node.wait_state("a", "ready")
+    node.cli("stop", "a", "--wait")
+    node.until(lambda: "in quarantine" in " ".join(node.status()["warnings"]), "its card is in quarantine")
+    gpus.hang()
+    began = time.monotonic()
+    seen = node.ask("GET", "/v1/inventory", timeout=20)["gpu"]
+    # The limit for one look is 20 s; who only looks does not wait for it.
+    assert time.monotonic() - began < 15
+    assert len(seen["gpus"]) == 2 and seen["stale"]["error_kind"] == "timeout"
+    assert [gpu["assignable"] for gpu in seen["gpus"]] == [False, False]
+    released = node.cli("gpu", "release", "0")
+    assert released.returncode == 0 and "GPU 0: released" in released.stdout
+    assert "in quarantine" not in " ".join(node.status()["warnings"])
+    assert node.end() == 0
+
+
+def test_cards_of_an_engine_that_died_beside_llmgw_are_given_out_when_their_memory_is_back(node: Node) -> None:
+    FakeGpus(node, gpus=2)
+    node.write(QUICK + vllm("a", "[0]", knobs="--fake-gpu-release never"))
+    node.start()
+    first = node.wait_state("a", "ready")
+    family = [psutil.Process(first["pid"]), *psutil.Process(first["pid"]).children(recursive=True)]
+    node.kill()
+    for process in family:
+        process.kill()
+    node.until(lambda: not any(is_alive(process.pid) for process in family), "all of it is dead")
+    node.write(QUICK + vllm("b", "[0]", more="autostart = false"))
+    node.start()
+    node.until(lambda: "GPU 0 is in quarantine" in " ".join(node.status()["warnings"]), "nobody may have its card")
+    node.cli("start", "b", "--no-wait")
+    node.until(lambda: node.state_of("b") == "failed" or "unplaced" in node.conditions("b"), "b waits")
+    assert node.shard("b")["generation"] == 0
+    for held in (node.folder / "gpus" / "held").iterdir():
+        held.unlink()
+    assert node.wait_state("b", "ready")["gpus"] == ["0"]
+    assert "in quarantine" not in " ".join(node.status()["warnings"])
+
+
+def test_cards_of_engines_that_were_ended_in_a_hurry_are_looked_at_by_the_next_llmgw(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    node.write(QUICK + vllm("a", knobs="--fake-gpu-release never", more='gpu_release_timeout = "60s"'))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.process is not None
+    node.process.send_signal(signal.SIGTERM)
+    node.until(lambda: "stopping" in node.conditions("a"), "it stops")
+    node.process.send_signal(signal.SIGTERM)
+    node.process.wait(30)
+    node.start()
+    node.until(lambda: "GPU 0 is in quarantine" in " ".join(node.status()["warnings"]), "its memory is not back")
+    node.until(lambda: "unplaced" in node.conditions("a"), "nothing is started into it")
+    assert node.shard("a")["generation"] == 0
 
 
 def test_cards_stay_with_their_engines_over_a_kill_of_llmgw(node: Node) -> None:

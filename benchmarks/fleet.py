@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.measure import peers, wait_for
+from tests.fake_gpus import FakeGpus
 from tests.node import FAKE, Node, fake
 
 FIRST_PORT = 12000
@@ -29,9 +30,12 @@ def write_fleet(node: Node, count: int, more: str = "") -> None:
 
 
 @contextmanager
-def llmgw(count: int, more: str = "") -> Iterator[Node]:
-    """llmgw with all of them Ready."""
+def llmgw(count: int, more: str = "", *, gpus: int = 0) -> Iterator[Node]:
+    """llmgw with all of them Ready; with `gpus` they share so many pretended cards."""
     with Node(LLMGW_STRICT="") as node:
+        if gpus:
+            FakeGpus(node, gpus=gpus)
+            more += '\ngpus = 1\nshare_gpus = true\ngpu_memory = "500MiB"'
         write_fleet(node, count, more)
         node.start()
         wait_for(

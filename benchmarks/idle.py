@@ -20,6 +20,10 @@ def main() -> None:
         assert node.process is not None
         time.sleep(SETTLE)
         print(f"llmgw, probing each engine every 5 s   {load_of(node.process.pid, seconds)}")
+    with llmgw(count, gpus=8) as node:
+        assert node.process is not None
+        time.sleep(SETTLE)
+        print(f"llmgw, the same on 8 shared GPUs       {load_of(node.process.pid, seconds)}")
     with supervisord(count) as (process, _):
         time.sleep(SETTLE)
         print(f"supervisord, not probing               {load_of(process.pid, seconds)}")

@@ -22,7 +22,7 @@ class Card:
     gpu_class: str | None
     capability: tuple[int, int] | None = None
     usable_memory: int | None = None
-    """What an engine that has it alone can use: the total without what the driver reserves."""
+    """What engines of ours can use together: the total without what the driver reserves and small strangers have."""
     why_not: str | None = None
     """Why it may not be given to anybody now (held, unhealthy, quarantined, unknown); None: it may."""
     clique: int | None = None

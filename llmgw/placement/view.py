@@ -7,7 +7,7 @@ from typing import Literal
 
 from llmgw.discovery.availability import NOT_ALLOWED, allowed_uuids
 from llmgw.discovery.pins import Refused, resolve_pins
-from llmgw.domain.hardware import Availability, Inventory, InventoryError, MigInstance, NodeInventory
+from llmgw.domain.hardware import Availability, Gpu, Inventory, InventoryError, MigInstance, NodeInventory
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
 from llmgw.placement.model import Card, NodeView, Request
@@ -38,7 +38,7 @@ def node_view(
             index=gpu.index,
             gpu_class=gpu.gpu_class,
             capability=gpu.compute_capability,
-            usable_memory=gpu.usable_memory if not gpu.unified_memory else gpu.memory_free,
+            usable_memory=_usable_memory(gpu, availability.get(gpu.uuid)),
             why_not=_why_not(gpu.uuid, availability, usable),
             clique=cliques.get(gpu.index),
             is_virtual=gpu.virtual,
@@ -87,6 +87,17 @@ def request_of(
 def memory_of(spec: ShardSpec) -> int | None:
     """MiB that it needs on each of its cards, rounded up; None: the whole card."""
     return None if spec.gpu_memory is None else (spec.gpu_memory + MIB - 1) // MIB
+
+
+def _usable_memory(gpu: Gpu, known: Availability | None) -> int | None:
+    """MiB for engines of ours together, those that are on it already included; None is unknown."""
+    holders = known.holders if known is not None else ()
+    if gpu.unified_memory:
+        # Only what is free is known there, and what our own engines have of it is missing from that.
+        ours = sum(holder.memory or 0 for holder in holders if holder.shard is not None)
+        return None if gpu.memory_free is None else gpu.memory_free + ours
+    strangers = sum(holder.memory or 0 for holder in holders if holder.shard is None)
+    return None if gpu.usable_memory is None else max(0, gpu.usable_memory - strangers)
 
 
 def _slice(

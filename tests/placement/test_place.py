@@ -298,6 +298,19 @@ def test_what_a_lost_node_did_not_host_stays(world: World) -> None:
 
 
 @CHANCE
+@given(worlds(), views())
+def test_a_new_node_takes_nothing_from_anybody(world: World, others: tuple[NodeView, ...]) -> None:
+    nodes, requests, current = world
+    first = place(nodes, requests, current)
+    added = evolve(
+        others[0], name="new", cards=tuple(evolve(card, uuid=f"new-{card.uuid}") for card in others[0].cards)
+    )
+    after = place([*nodes, added], requests, first.assignments)
+    assert {id_: after.assignments[id_] for id_ in first.assignments} == first.assignments
+    assert not after.moved
+
+
+@CHANCE
 @given(worlds())
 def test_named_cards_are_kept_for_who_names_them_even_while_it_gets_nothing(world: World) -> None:
     nodes, requests, current = world
@@ -380,6 +393,36 @@ def test_the_smallest_nvlink_clique_that_is_large_enough_is_preferred() -> None:
     placement = place([NodeView("n", four + two)], [shard("a", 2), shard("b", 4)], {})
     assert got(placement, "a") == ("n-0", "n-1")
     assert got(placement, "b") == ("n-2", "n-3", "n-4", "n-5")
+
+
+@CHANCE
+@given(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=1, max_size=7), st.data())
+def test_no_smaller_clique_would_have_been_large_enough(cliques: list[int | None], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(cliques)))
+    node = NodeView(
+        "n",
+        tuple(
+            Card(f"n-{i}", i, H100, (9, 0), 80000, data.draw(st.sampled_from([None, None, None, HELD])), clique)
+            for i, clique in enumerate(cliques)
+        ),
+    )
+    free = [card for card in node.cards if card.why_not is None]
+    placement = place([node], [shard("a", size, memory=data.draw(st.sampled_from([None, 40000])))], {})
+    if len(free) < size:
+        assert ShardId("a") in placement.reasons
+        return
+    crowd: Counter[int | None] = Counter(card.clique for card in free if card.clique is not None)
+
+    def cost(some: Sequence[Card]) -> tuple[bool, int]:
+        """Whether there is no NVLink among all of them, and how large the broken clique was."""
+        held_together = {card.clique for card in some}
+        linked = len(held_together) == 1 and None not in held_together
+        if size == 1:
+            return False, crowd[some[0].clique] if linked else 0
+        return not linked, crowd[some[0].clique] if linked else 0
+
+    chosen = [card for card in node.cards if card.uuid in got(placement, "a")]
+    assert cost(chosen) == min(cost(some) for some in combinations(free, size))
 
 
 def test_a_node_with_nvlink_is_preferred_to_a_tighter_one_without() -> None:

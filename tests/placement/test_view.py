@@ -8,6 +8,7 @@ from attrs import evolve
 from llmgw.domain.hardware import (
     Availability,
     Gpu,
+    GpuHolder,
     Inventory,
     InventoryError,
     InventoryStatus,
@@ -79,6 +80,22 @@ def test_a_slice_has_its_own_class_and_memory_and_the_capability_of_its_card() -
 def test_memory_that_is_shared_with_the_host_counts_as_far_as_it_is_free() -> None:
     shared = evolve(INVENTORY, gpus=(evolve(gpu(0), unified_memory=True, memory_total=None, memory_free=70000),))
     assert view(shared).cards[0].usable_memory == 70000
+
+
+def test_what_our_engines_have_of_unified_memory_is_not_counted_against_them_twice() -> None:
+    inventory = Inventory(
+        InventoryStatus.OK, (evolve(gpu(0), memory_total=None, memory_free=60000, unified_memory=True),)
+    )
+    holders = (GpuHolder(10, 50000, shard="a"), GpuHolder(11, None, shard="b"), GpuHolder(12, 500))
+    known = {"GPU-0": Availability("GPU-0", None, 60000, holders)}
+    assert node_view(NodeInventory("gpu-01", inventory), known).cards[0].usable_memory == 110000
+
+
+def test_what_small_strangers_have_is_not_for_engines() -> None:
+    holders = (GpuHolder(99, 900), GpuHolder(10, 50000, shard="a"))
+    known = {**FREE, "GPU-0": Availability("GPU-0", None, 30100, holders)}
+    found = node_view(NodeInventory("gpu-01", INVENTORY), known)
+    assert [card.usable_memory for card in found.cards[:2]] == [80100, 81000]
 
 
 def test_a_card_that_nobody_judged_may_not_be_given() -> None:

@@ -72,6 +72,9 @@ PATIENCE = 5.0
 
 OBEYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+INDEX_DIGITS = 4
+"""Digits of a GPU's index that are believed."""
+
 STRICT = "LLMGW_STRICT"
 """Set in tests: an illegal transition raises instead of becoming a condition."""
 
@@ -486,7 +489,8 @@ class Daemon:
     async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
         """An operator says that a GPU may be used although its memory has not come back. Raises LlmgwError."""
         facts = await self._node_watch.refresh_within(PATIENCE)
-        found = find_gpu(int(name) if name.isdecimal() else name, facts.inventory)
+        is_index = name.isascii() and name.isdecimal() and len(name) <= INDEX_DIGITS
+        found = find_gpu(int(name) if is_index else name, facts.inventory)
         entries = self._quarantine.entries
         if isinstance(found, str):
             # Also one that cannot be seen now may leave.
@@ -507,11 +511,13 @@ class Daemon:
         facts = await self._node_watch.refresh_within(PATIENCE)
         self._node_watch.wake()
         known = facts.availability.get(uuid)
+        users = {holder.shard for holder in known.holders if holder.shard is not None} if known is not None else set()
         return {
             "gpu": int(label) if label.isdecimal() else label,
             "uuid": uuid,
             "released": changed,
             "was_held_by": entry.holder if entry is not None else None,
+            "in_use_by": sorted(users),
             "assignable": known.assignable if known is not None else None,
             "why_not": known.why_not if known is not None else None,
         }

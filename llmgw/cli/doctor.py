@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from llmgw.config.model import Config
     from llmgw.config.parse import Parsed
     from llmgw.domain.problem import Problem
     from llmgw.preflight.doctor import Control, Finding, Machine
@@ -93,7 +94,7 @@ def look_at_machine(args: argparse.Namespace) -> Machine:
         config_errors=errors_in(parsed),
         engine_ports=(first, last),
         ephemeral_ports=parsed.facts.ephemeral_ports if parsed is not None else None,
-        ports_taken=ports_taken(first, last),
+        ports_taken=ports_taken(first, last, parsed.config if parsed is not None else None),
     )
 
 
@@ -175,13 +176,13 @@ def _free(path: str) -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def ports_taken(first: int, last: int) -> Mapping[int, str]:
+def ports_taken(first: int, last: int, config: Config | None) -> Mapping[int, str]:
     """Who listens in the range, engines of the running llmgw left out."""
     from llmgw.cli.verdict import own_pids
     from llmgw.supervisor.listeners import port_holders
 
     holders = port_holders(range(first, last + 1))
-    own = own_pids(holders.values(), None)
+    own = own_pids(holders.values(), config)
     return {port: str(holder) for port, holder in holders.items() if holder.pid not in own}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from llmgw.cli.errors import DONE
+from llmgw.cli.errors import DONE, FAILED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
 USAGE = "llmgw gpu release UUID|INDEX [--json]"
 DETAILS = """\
@@ -15,7 +16,8 @@ quarantine, which llmgw status and llmgw inventory show with the holder. llmgw l
 them by itself. `release` ends the quarantine by hand, and whoever is on that GPU now counts as nobody as long as it
 stays. llmgw never ends processes of others.
 
-Exit code: 0 also when nothing was in the way; 1 there is no such GPU; 5 llmgw does not answer.
+Exit code: 0 it was released, may be used, or one of our engines uses it; 1 there was nothing to release and it is
+given to nobody, or there is no such GPU; 5 llmgw does not answer.
 
 examples:
   llmgw gpu release 3
@@ -42,12 +44,24 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps(answer))
         return DONE
+    print("\n".join(told(answer)))
+    return DONE if answer["released"] or answer["assignable"] or answer["in_use_by"] else FAILED
+
+
+def told(answer: dict[str, Any]) -> list[str]:
+    """What came of it, and whether that GPU can be had now."""
+    from llmgw.domain.display import neutralise
+
     name = f"GPU {answer['gpu']}"
-    if not answer["released"]:
-        print(f"{name}: nothing was in its way")
-    else:
+    if answer["released"]:
         held = f" ({answer['was_held_by']})" if answer["was_held_by"] else ""
-        print(f"{name}: released{held}")
-    if not answer["assignable"]:
-        print(f"{name}: still given to nobody: {answer['why_not']}")
-    return DONE
+        lines = [f"{name}: released{held}"]
+    elif answer["in_use_by"]:
+        lines = [f"{name}: nothing to release: {', '.join(answer['in_use_by'])} uses it"]
+    elif answer["assignable"]:
+        lines = [f"{name}: nothing to release: it may be used"]
+    else:
+        lines = [f"{name}: nothing to release: {answer['why_not']}"]
+    if answer["released"] and not answer["assignable"]:
+        lines.append(f"{name}: still given to nobody: {answer['why_not']}; llmgw doctor says what mends that")
+    return [neutralise(line) for line in lines]

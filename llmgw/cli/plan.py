@@ -306,13 +306,13 @@ def settle_cards(args: argparse.Namespace, config: Config, status: dict[str, Any
     found: dict[ShardId, ShardSpec] = {}
     have: dict[ShardId, Sequence[str]]
     if status is not None:
-        have = {ShardId(shard["shard"], shard["replica"]): shard["gpus"] for shard in status["shards"]}
+        have = {ShardId(shard["shard"], shard["replica"]): shard["gpus"] for shard in status["shards"] if shard["pid"]}
     else:
         have = {id_: record.gpus for id_, record in left_running(config).items()}
     for spec in chosen:
         for id_ in spec.ids:
-            labels = have.get(id_)
-            if labels:
+            labels = have.get(id_, ())
+            if len(labels) == spec.gpus:
                 gpus = tuple(int(label) if label.isdecimal() else label for label in labels)
                 found[id_] = evolve(spec, gpus=gpus)
     if all(id_ in found for spec in chosen for id_ in spec.ids):
@@ -323,7 +323,8 @@ def settle_cards(args: argparse.Namespace, config: Config, status: dict[str, Any
     site = Site(facts.node, facts.availability, config.node.labels, config.node.gpus)
     current = {}
     for id_, labels in have.items():
-        cards = [facts.inventory.gpu(int(label)) if label.isdecimal() else None for label in labels]
+        inventory = facts.inventory
+        cards = [inventory.gpu(int(label)) if label.isdecimal() else inventory.by_uuid(label) for label in labels]
         uuids = tuple(card.uuid for card in cards if card is not None)
         if uuids and len(uuids) == len(labels):
             current[id_] = Assignment(id_, (Slot(facts.node.node, uuids),))

@@ -181,14 +181,18 @@ def next_step(shard: Shard, now: float) -> str:
 
 
 WAITS_FOR_GPUS = "it starts by itself when they are free; llmgw inventory shows who is on which"
-MOVE_AWAY = "it runs on, and nothing new goes to that card; llmgw restart {name} moves it to another one"
+NEVER_FITS = "it cannot start as it is written: ask for fewer, or allow other classes in gpu_class"
+TOO_FEW = "this node has only"
+"""By these words of placement: not even with all of them free."""
+MOVE_AWAY = "it runs on, and nothing new goes to that card; llmgw restart {name} moves it to another one if one is free"
 
 
 def _about_gpus(shard: Shard) -> list[str]:
     """What to do where its GPUs are the matter; empty when they are not."""
     texts = {condition["kind"]: condition["text"] for condition in shard.get("conditions") or ()}
     if "unplaced" in texts:
-        return [f"{shard['name']}: no GPUs: {texts['unplaced']}", f"  {WAITS_FOR_GPUS}"]
+        what_next = NEVER_FITS if TOO_FEW in texts["unplaced"] else WAITS_FOR_GPUS
+        return [f"{shard['name']}: no GPUs: {texts['unplaced']}", f"  {what_next}"]
     if "gpu-unhealthy" in texts:
         return [f"{shard['name']}: {texts['gpu-unhealthy']}", f"  {MOVE_AWAY.format(name=shard['name'])}"]
     return []

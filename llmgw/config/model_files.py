@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from llmgw.domain.host import GgufFile, ModelFolder
 
@@ -35,6 +35,8 @@ TOKENIZERS = frozenset(
         "qwen.tiktoken",
     }
 )
+NATIVE = "params.json"
+"""Settings of a model as Mistral gives it out."""
 GGUF = b"GGUF"
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.ASCII)
 
@@ -60,12 +62,20 @@ def read_folder(folder: str, config: Mapping[str, Any] | None) -> ModelFolder:
         return ModelFolder("unreadable" if config is None else "read")
     listed = _listed(folder, names)
     return ModelFolder(
-        config="read" if config is not None else "unreadable" if "config.json" in names else "missing",
+        config=_state(names, config),
         listed=len(listed),
         missing=_missing(folder, names, listed),
         weight_bytes=_weight_bytes(folder, names, listed),
         tokenizer=not TOKENIZERS.isdisjoint(names) or any(name.endswith(".tiktoken") for name in names),
     )
+
+
+def _state(names: set[str], config: Mapping[str, Any] | None) -> Literal["read", "native", "missing", "unreadable"]:
+    if config is not None:
+        return "read"
+    if "config.json" in names:
+        return "unreadable"
+    return "native" if NATIVE in names else "missing"
 
 
 def read_gguf(path: str) -> GgufFile:

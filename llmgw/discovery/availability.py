@@ -163,6 +163,33 @@ def _held(
     return None, Hindrance.HELD
 
 
+def without_engines(
+    inventory: Inventory, holders: Mapping[int, GpuHolder], *, but: str | None = None, keep: Collection[int] = ()
+) -> Inventory:
+    """The cards as they would be without the engines of ours that `holders` tell, but for that of the shard `but` and
+    the pids to `keep`: what others of ours use on a shared card says nothing about an engine that has ended.
+
+    Where the size of one of them is not known, what is used without them is not either.
+    """
+    gpus = []
+    for gpu in inventory.gpus:
+        ours = [row for row in gpu.processes if row.pid not in keep and _is_neighbour(holders.get(row.pid), but)]
+        if ours:
+            sizes = [row.memory for row in ours]
+            known = [size for size in sizes if size is not None]
+            used = gpu.memory_used
+            left = max(0, used - sum(known)) if used is not None and len(known) == len(sizes) else None
+            rest = tuple(row for row in gpu.processes if row not in ours)
+            gpus.append(evolve(gpu, memory_used=left, processes=rest))
+        else:
+            gpus.append(gpu)
+    return evolve(inventory, gpus=tuple(gpus))
+
+
+def _is_neighbour(holder: GpuHolder | None, but: str | None) -> bool:
+    return holder is not None and holder.shard is not None and holder.shard != but
+
+
 def unseen_memory(gpu: Gpu) -> int | None:
     """MiB that no process in nvidia-smi's list has; None is unknown."""
     return None if gpu.memory_used is None else _unseen(gpu.memory_used, gpu.processes)

@@ -46,7 +46,8 @@ class PortHolder:
 class ModelFolder:
     """What lies in a local folder with weights."""
 
-    config: Literal["read", "missing", "unreadable"]
+    config: Literal["read", "native", "missing", "unreadable"]
+    """Of its config.json; `native`: there is none, but settings in the form of the model's maker, which vLLM reads."""
     listed: int = 0
     """Files that its index names, 0 without an index."""
     missing: tuple[str, ...] = ()

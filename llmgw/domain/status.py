@@ -424,8 +424,10 @@ def with_condition(
 ) -> tuple[Condition, ...]:
     """Set or renew a condition; the time of one that already holds is kept."""
     old = next((c for c in conditions if c.kind is kind), None)
-    since = old.since if old else now
-    return (*(c for c in conditions if c.kind is not kind), Condition(kind, text, since))
+    if old is None:
+        return (*conditions, Condition(kind, text, now))
+    # In its place: the same condition set again with the same text changes nothing, and so is no news.
+    return tuple(evolve(c, text=text) if c is old else c for c in conditions)
 
 
 def without_condition(conditions: tuple[Condition, ...], *kinds: ConditionKind) -> tuple[Condition, ...]:

@@ -44,7 +44,9 @@ def _explain(request: Request, nodes: Sequence[NodeView], uses: Uses, fitting: F
         node = nodes[0]
         if node.why_not is None and not node.cards:
             return f"{wanted}: this node has no GPU; gpus = 0 runs it on the CPU"
-        return f"{wanted}: {_of_node(request, node) or _of_cards(request, node, uses)}"
+        most = _most_there(request, node)
+        only = f"this node has only {most}: " if node.why_not is None and most < request.gpus else ""
+        return f"{wanted}: {_of_node(request, node) or only + _of_cards(request, node, uses)}"
     if request.nodes > len(nodes):
         return f"{wanted}: there {'is 1 node' if len(nodes) == 1 else f'are {len(nodes)} nodes'}"
     counts: Counter[str] = Counter()
@@ -57,6 +59,18 @@ def _explain(request: Request, nodes: Sequence[NodeView], uses: Uses, fitting: F
         # First, since it is what stands in the way where single nodes have enough.
         told = [*_of_islands(request, nodes, fit), *told] if any(fit.values()) else told
     return f"{wanted}: {_joined(told, '; ')}"
+
+
+def _most_there(request: Request, node: NodeView) -> int:
+    """How many cards of the node would do, were all of them free."""
+    fitting = [
+        card.gpu_class
+        for card in node.cards
+        if (card.gpu_class in request.classes if request.classes else not card.is_slice)
+    ]
+    if not request.one_class:
+        return len(fitting)
+    return max(Counter(fitting).values(), default=0)
 
 
 def _wanted(request: Request) -> str:

@@ -104,7 +104,7 @@ def context_too_long(spec: ShardSpec, situation: Situation) -> Iterator[Problem]
     wanted = written_context(spec)
     if longest is None or wanted is None or wanted <= longest:
         return
-    if LONGER_CONTEXT.isdisjoint(spec.env):
+    if LONGER_CONTEXT.isdisjoint({*spec.env, *situation.facts.env}):
         yield problem(
             spec,
             "context-length",

@@ -17,7 +17,9 @@ SPLITTING = frozenset({EngineKind.VLLM, EngineKind.SGLANG})
 """Engines that split each layer evenly over their GPUs and size by one of them. llama.cpp spreads whole layers by
 free memory, and of a plain command nothing is known."""
 
-MODEL_OVERRIDES = frozenset({"hf-overrides", "json-model-override-args", "hf-config-path", "load-format"})
+MODEL_OVERRIDES = frozenset(
+    {"hf-overrides", "json-model-override-args", "hf-config-path", "load-format", "config-format"}
+)
 """Options under which the model is not what its config.json says."""
 
 PLAIN = 'shard "{name}": {text}'

@@ -15,22 +15,33 @@ from llmgw.config.model import Config
 from llmgw.discovery.pins import unseen
 from llmgw.domain.problem import Problem, Reason
 from llmgw.domain.shard import ShardId, ShardSpec
-from llmgw.placement.model import Assignment, Request, Slot
+from llmgw.placement.model import Assignment, NodeView, Request, Slot
 from llmgw.placement.place import place
-from llmgw.placement.view import memory_of, node_view, request_of
+from llmgw.placement.view import node_view, request_of
 from llmgw.supervisor.node_look import NodeFacts
 from llmgw.supervisor.node_watch import NodeWatch
 
 
 @frozen
+class Holding:
+    """Cards of an engine that runs, or is about to: what it was launched with, whatever the file says by now.
+
+    `shared` is the MiB of each card that it has beside others; None: its cards are its own.
+    """
+
+    uuids: tuple[str, ...]
+    shared: int | None = None
+
+
+@frozen
 class Claim:
-    """One instance, as the supervisor knows it. `uuids` are the cards of the engine that runs, None when none does;
-    of one that does not run and does not want to (`wanted` False) only the cards that it names are kept for it."""
+    """One instance, as the supervisor knows it. `holds` is None when no engine of it runs; of one that does not run
+    and does not want to (`wanted` False) only the cards that it names are kept for it."""
 
     id: ShardId
     spec: ShardSpec
     wanted: bool
-    uuids: tuple[str, ...] | None = None
+    holds: Holding | None = None
 
 
 class Unplaced(Exception):
@@ -85,7 +96,7 @@ class Assigner:
             if request is None:
                 continue
             requests.append(request)
-            uuids = claim.uuids if claim.uuids is not None else self._given.get(claim.id)
+            uuids = claim.holds.uuids if claim.holds is not None else self._given.get(claim.id)
             if uuids:
                 current[claim.id] = _assignment(claim.id, uuids, facts)
         node = self._config.value.node
@@ -100,20 +111,30 @@ class Assigner:
         mine = next((request for request in requests if request.id == id_), None)
         if mine is None:
             return ()
-        if mine.pinned and not self._taken(mine, requests, result.assignments):
+        if mine.pinned and not self._taken(mine, requests, result.assignments, view):
             # Nobody of ours has them: what is wrong with the cards themselves is for preflight to say.
             self._insisted[id_] = mine.pinned
             return mine.pinned
         raise Unplaced(result.reasons[id_])
 
-    def _taken(self, mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment]) -> bool:
+    def _taken(
+        self, mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment], view: NodeView
+    ) -> bool:
+        """Whether an instance of ours is in the way: one that does not share, or sharers that leave no room."""
+        room = {card.uuid: card.usable_memory for card in view.cards}
+        asked = dict.fromkeys(mine.pinned, mine.memory or 0)
         for other in requests:
-            if other.id == mine.id or (mine.share and other.share):
-                continue
             has = assignments[other.id].uuids if other.id in assignments else self._insisted.get(other.id, ())
-            if not set(mine.pinned).isdisjoint(has):
+            both = set(mine.pinned).intersection(has) if other.id != mine.id else set()
+            if both and not (mine.share and other.share):
                 return True
-        return False
+            for uuid in both:
+                asked[uuid] += other.memory or 0
+        # On a card that nobody of ours shares its size is for preflight to judge.
+        return any(
+            size > (mine.memory or 0) and (known := room.get(uuid)) is not None and size > known
+            for uuid, size in asked.items()
+        )
 
     def _with(self, id_: ShardId, spec: ShardSpec) -> Sequence[Claim]:
         """Every instance; the one that asks is wanted, with the keys that it is launched with."""
@@ -121,16 +142,12 @@ class Assigner:
         return [*others, Claim(id_, spec, wanted=True)]
 
     def _request(self, claim: Claim, facts: NodeFacts) -> Request | Problem | None:
-        if claim.uuids is not None:
-            if not claim.uuids:
+        if claim.holds is not None:
+            holds = claim.holds
+            if not holds.uuids:
                 return None
-            return Request(
-                claim.id,
-                len(claim.uuids),
-                memory=memory_of(claim.spec),
-                share=claim.spec.share_gpus,
-                running=True,
-            )
+            shares = holds.shared is not None
+            return Request(claim.id, len(holds.uuids), memory=holds.shared, share=shares, running=True)
         if not claim.wanted and not claim.spec.pinned_gpus:
             return None
         return request_of(claim.id, claim.spec, facts.inventory)

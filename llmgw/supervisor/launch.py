@@ -29,7 +29,8 @@ from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.placement.endpoints import choose_endpoint
-from llmgw.supervisor.assigner import Assigner, Refused, Unplaced
+from llmgw.placement.view import memory_of
+from llmgw.supervisor.assigner import Assigner, Holding, Refused, Unplaced
 from llmgw.supervisor.follow import FollowedTail, LogFollower
 from llmgw.supervisor.gpu_release import GpuRelease, HeldGpu, used_before, wait_gpu_release
 from llmgw.supervisor.leftovers import ShmUsage, clear_traces, note_shm, shm_usage
@@ -37,6 +38,7 @@ from llmgw.supervisor.listeners import listener_of, port_free, port_holders
 from llmgw.supervisor.logtail import LogLine
 from llmgw.supervisor.node_watch import NodeWatch
 from llmgw.supervisor.oom import oom_kills
+from llmgw.supervisor.ownership import shown
 from llmgw.supervisor.processes import (
     Cgroup,
     Children,
@@ -124,6 +126,9 @@ class Host:
     """Engines of which something could not be killed; entered and taken out by their own take-down."""
     engines: dict[ShardId, Engine] = field(factory=dict)
     """Engines that run now; each is entered and taken out by its own launch."""
+    spawning: dict[ShardId, Holding] = field(factory=dict)
+    """Cards of launches under way, from the choice until `engines` has them: entered and taken out by their own
+    launches. A wish to stop that comes in between does not free them."""
     launching: int = 0
     """How many more are about to run: counted in and out by their own launches."""
     ports: dict[ShardId, int] = field(factory=dict)
@@ -150,10 +155,6 @@ class Host:
 
     def log_path(self, id_: ShardId) -> str:
         return os.path.join(self.settings.log_dir, f"{id_.name}.{id_.replica}.log")
-
-    async def ask_inventory(self) -> Inventory:
-        """The GPUs as they are now."""
-        return (await self.node.refresh()).inventory
 
     def oom_killed_since(self, before: int | None) -> bool | None:
         """Whether the OOM killer was at work since its count was `before`; None is unknown.
@@ -189,6 +190,11 @@ class Ended:
     how: str
     held: str = ""
     unkillable: str = ""
+
+
+def holding_of(record: ShardRecord) -> Holding:
+    """The cards of a recorded engine, as it was launched with them."""
+    return Holding(record.gpu_uuids, record.gpu_share)
 
 
 def kind_of(record: ShardRecord) -> EngineKind:
@@ -259,6 +265,10 @@ class Engine:
     @property
     def gpu_uuids(self) -> tuple[str, ...]:
         return self._record.gpu_uuids
+
+    @property
+    def holding(self) -> Holding:
+        return holding_of(self._record)
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -505,7 +515,7 @@ class Engine:
 
             nursery.start_soon(give_up_in_a_hurry)
             release = await wait_gpu_release(
-                self._host.ask_inventory,
+                self._ask_without_neighbours,
                 gpus,
                 self._record.gpu_memory_before,
                 timeout=self._spec.limits.gpu_release_timeout,
@@ -521,6 +531,10 @@ class Engine:
         release = answers[0]
         self._host.quarantine.enter(self._shown, release.held, self._record.gpu_memory_before)
         return "" if release.freed else str(release)
+
+    async def _ask_without_neighbours(self) -> Inventory:
+        """The GPUs as they are now, as if no other engine of ours shared them."""
+        return (await self._host.node.refresh()).without_engines(but=shown(self._record.id))
 
     def _doubt_gpus(self, why: str) -> None:
         self._host.quarantine.doubt(self._shown, self._record, why)
@@ -544,13 +558,19 @@ async def launch(
         host.launching += 1
         try:
             engine = await _spawn(host, id_, spec, tail)
+            host.engines[id_] = engine
         finally:
             host.launching -= 1
+            host.spawning.pop(id_, None)
     else:
         host.generations[id_] = takeover.record.generation
         engine = Engine(host, spec, tail, takeover.processes, takeover.record)
-        await host.follower.read_back(host.log_path(id_), tail)
-    host.engines[id_] = engine
+        host.engines[id_] = engine
+        try:
+            await host.follower.read_back(host.log_path(id_), tail)
+        except BaseException:
+            del host.engines[id_]
+            raise
     try:
         yield engine
     finally:
@@ -637,6 +657,7 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         gpus=devices.labels,
         gpu_uuids=devices.uuids,
         gpu_memory_before=before,
+        gpu_share=memory_of(spec) if spec.share_gpus else None,
         allowed=allowed,
         api_key=spec.api_key.reveal() if spec.api_key is not None else None,
         tmp_dir=plan.tmp_dir,
@@ -729,8 +750,11 @@ async def _place(host: Host, id_: ShardId, spec: ShardSpec) -> ShardSpec | Launc
         return LaunchUnplaced(error.reason)
     except Refused as error:
         return LaunchRefused(error.reason)
-    # Without any it names what nobody can look up, which the file allows.
-    return evolve(spec, gpus=uuids) if uuids else spec
+    if not uuids:
+        # It names what nobody can look up, which the file allows.
+        return spec
+    host.spawning[id_] = Holding(uuids, memory_of(spec) if spec.share_gpus else None)
+    return evolve(spec, gpus=uuids)
 
 
 def _devices(host: Host, spec: ShardSpec) -> tuple[Devices, Mapping[str, int | None]]:
@@ -743,7 +767,7 @@ def _devices(host: Host, spec: ShardSpec) -> tuple[Devices, Mapping[str, int | N
         raise LaunchRefused(Reason(devices.code, devices.message, devices.hint))
     for warning in devices.warnings:
         log.warning("%s: %s", spec.name, warning.message)
-    return devices, used_before(facts.inventory, devices.uuids)
+    return devices, used_before(facts.without_engines(), devices.uuids)
 
 
 def _plan(host: Host, id_: ShardId, spec: ShardSpec, endpoint: Endpoint, devices: Devices) -> LaunchPlan:

@@ -15,7 +15,7 @@ import trio
 from attrs import field, frozen
 
 from llmgw.discovery.addresses import Reach, reach
-from llmgw.discovery.availability import availability
+from llmgw.discovery.availability import availability, without_engines
 from llmgw.discovery.fabric import chosen_fabrics
 from llmgw.discovery.fabric_sysfs import host_addresses, host_routes, read_fabric
 from llmgw.discovery.host_hardware import SHM, UVM, read_host
@@ -77,6 +77,11 @@ class NodeFacts:
     def inventory(self) -> Inventory:
         return self.node.gpu
 
+    def without_engines(self, *, but: str | None = None) -> Inventory:
+        """The GPUs as they would be without our engines, but for that of one shard."""
+        holders = {holder.pid: holder for known in self.availability.values() for holder in known.holders}
+        return without_engines(self.inventory, holders, but=but)
+
 
 async def look_at_node(
     run_tool: RunTool,
@@ -86,14 +91,15 @@ async def look_at_node(
     timeout: float,
     now: Callable[[], float],
     records: Callable[[], Records],
-    quarantined: Callable[[Inventory], Mapping[str, str]] = lambda _: {},
+    quarantined: Callable[[Inventory, Mapping[int, GpuHolder]], Mapping[str, str]] = lambda _, __: {},
     accepted: Mapping[str, Collection[int]] | None = None,
     last_good: NodeFacts | None = None,
     adapters: Adapters | None = None,
 ) -> NodeFacts:
     """Look now; never raises for what it finds. `timeout` in seconds bounds all questions about GPUs.
 
-    After a failure the GPUs of `last_good` come back marked stale. `quarantined` is asked with the new facts.
+    After a failure the GPUs of `last_good` come back marked stale. `quarantined` is asked
+    with the new facts and with whose the processes are.
     `adapters` are taken as they are, None: they are read too.
     """
     previous = last_good.inventory if last_good is not None and last_good.inventory.gpus else None
@@ -115,7 +121,7 @@ async def look_at_node(
     free = availability(
         inventory,
         known.holders,
-        quarantined=quarantined(inventory),
+        quarantined=quarantined(inventory, known.holders),
         accepted=accepted,
         engines=known.engines,
         allowed=settings.gpus,

@@ -155,16 +155,25 @@ class NodeWatch:
         before = self.facts.value
         self.facts.set(found)
         self._tell(found)
-        moved = self._free_has_moved(found.inventory)
+        moved = self._free_has_moved(found)
         if before is None or moved or _decisive(before) != _decisive(found):
             self.wake()
 
-    def _free_has_moved(self, inventory: Inventory) -> bool:
+    def _free_has_moved(self, found: NodeFacts) -> bool:
         """Whether free memory is another than it was, by so much that it may matter. Memory that goes up and down a
-        little at whatever level is no news."""
-        if not inventory.is_current:
+        little at whatever level is no news, nor is what our own engines use on their cards."""
+        if not found.inventory.is_current:
             return False
-        now = {gpu.uuid: gpu.memory_free for gpu in inventory.gpus if gpu.memory_free is not None}
+        ours = {
+            uuid
+            for uuid, known in found.availability.items()
+            if any(holder.shard is not None for holder in known.holders)
+        }
+        now = {
+            gpu.uuid: gpu.memory_free
+            for gpu in found.inventory.gpus
+            if gpu.memory_free is not None and gpu.uuid not in ours
+        }
         moved = {
             uuid: free
             for uuid, free in now.items()

@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from llmgw.domain.display import neutralise
 from llmgw.domain.hardware import GpuHolder
+from llmgw.domain.shard import ShardId
 from llmgw.supervisor.cgroup import Cgroup
 from llmgw.supervisor.members import Kinship, Member, find_members
 from llmgw.supervisor.procfs import boot_id, read_stat
@@ -62,12 +63,12 @@ def ownership(pids: Collection[int], records: Records) -> Ownership:
     A pid that nobody can see (of the host, told to a container) has neither user nor command.
     """
     living = _living(records)
-    ours = {member.pid: _shown(record) for record, members in living for member in members}
+    ours = {member.pid: shown(record.id) for record, members in living for member in members}
     engines: dict[str, tuple[GpuHolder, ...]] = {}
     for record, members in living:
         first = next((member for member in members if member.pid == record.leader.pid), members[0])
         for uuid in record.gpu_uuids:
-            engines[uuid] = (*engines.get(uuid, ()), describe(first.pid, _shown(record)))
+            engines[uuid] = (*engines.get(uuid, ()), describe(first.pid, shown(record.id)))
     found = {pid: describe(pid, ours.get(pid)) for pid in pids}
     if not records.complete:
         found = {pid: evolve(holder, is_unknown=holder.shard is None) for pid, holder in found.items()}
@@ -119,6 +120,7 @@ def _user(pid: int) -> str | None:
         return f"uid {uid}"
 
 
-def _shown(record: ShardRecord) -> str:
-    # How many replicas the shard has stands in the file alone; the first one has the shard's name in most files.
-    return record.id.name if record.id.replica == 0 else str(record.id)
+def shown(id_: ShardId) -> str:
+    """The name by which an engine is told where only its record is known: how many replicas its shard has stands in the
+    file alone, and the first one has the shard's name in most files."""
+    return id_.name if id_.replica == 0 else str(id_)

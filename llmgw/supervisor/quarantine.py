@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import trio
 from attrs import evolve, frozen
 
-from llmgw.discovery.availability import UNSEEN, unseen_memory
+from llmgw.discovery.availability import UNSEEN, unseen_memory, without_engines
 from llmgw.discovery.gpus import BUSY_MIB
-from llmgw.domain.hardware import Gpu, Inventory
+from llmgw.domain.hardware import Gpu, GpuHolder, Inventory
 from llmgw.supervisor.durable import read_bounded, remove_durably, write_durably
 from llmgw.supervisor.gpu_release import HeldGpu, held_gpus
 from llmgw.supervisor.procfs import boot_id
@@ -88,11 +88,14 @@ class Quarantine:
         held = [HeldGpu(uuid, labels.get(uuid, uuid), None, text) for uuid in record.gpu_memory_before]
         self.enter(shard, held, record.gpu_memory_before)
 
-    def recheck(self, inventory: Inventory) -> Mapping[str, str]:
-        """Let go of what is free by this inventory; returns the others, UUID -> why it is given to nobody."""
+    def recheck(self, inventory: Inventory, holders: Mapping[int, GpuHolder] | None = None) -> Mapping[str, str]:
+        """Let go of what is free by this inventory; returns the others, UUID -> why it is given to nobody.
+
+        `holders` tell whose the processes are: engines of ours that share a card hold nothing of an ended one.
+        """
         for entry in self.entries:
             found = held_gpus(
-                inventory,
+                without_engines(inventory, holders or {}, keep=entry.pids),
                 (entry.uuid,),
                 {entry.uuid: entry.before},
                 is_ours=frozenset(entry.pids).__contains__,
@@ -128,10 +131,10 @@ class Quarantine:
     async def save(self) -> None:
         """Bring it to disk, where it differs from what is there; a full disk is told, and llmgw goes on."""
         async with self._saving:
-            document = self._document()
-            if document == self._saved:
-                return
             try:
+                document = self._document()
+                if document == self._saved:
+                    return
                 await trio.to_thread.run_sync(self._write, document)
             except OSError as error:
                 self._complain(error)

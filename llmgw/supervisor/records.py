@@ -74,6 +74,8 @@ class ShardRecord:
     gpu_uuids: tuple[str, ...] = ()
     """What `gpus` are; shorter where they could not be looked up."""
     gpu_memory_before: Mapping[str, int | None] = field(factory=dict)
+    gpu_share: int | None = None
+    """MiB of each card that it was launched with, beside others that share it; None: its cards are its own."""
     allowed: tuple[str, ...] = ()
     """Findings that the file allows, as they were at the launch."""
     api_key: str | None = field(default=None, repr=False)
@@ -113,6 +115,7 @@ class ShardRecord:
             "gpus": list(self.gpus),
             "gpu_uuids": list(self.gpu_uuids),
             "memory_before": dict(self.gpu_memory_before),
+            "gpu_share": self.gpu_share,
             "allowed": list(self.allowed),
             "api_key": self.api_key,
             "shm": [[file.name, file.inode] for file in self.shm],
@@ -220,6 +223,7 @@ def parse_record(data: bytes) -> ShardRecord:
         gpus=fields.texts("gpus"),
         gpu_uuids=fields.texts("gpu_uuids"),
         gpu_memory_before=_parse_memory(fields.optional("memory_before", dict) or {}),
+        gpu_share=fields.optional("gpu_share", int),
         allowed=fields.texts("allowed"),
         api_key=fields.optional("api_key", str),
         shm=_parse_shm(fields.optional("shm", list) or []),

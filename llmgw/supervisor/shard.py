@@ -61,6 +61,9 @@ terminates everybody at once means a stop, not a crash."""
 HELD_FIRST, HELD_LONGEST = 1.0, 30.0
 """Seconds between two questions after GPU memory that did not come back; doubled, since each costs a process."""
 
+NEWS_PAUSE = 1.0
+"""Seconds at least between two tries of a shard that waits for news of the node."""
+
 BUG_PAUSE = 5.0
 """Seconds after an error in llmgw itself until its shard is looked after again: never a busy loop."""
 
@@ -172,18 +175,21 @@ class Shard:
             takeover = None
             await trio.sleep(BUG_PAUSE)
 
-    async def clear_remains(self, engine: Engine) -> None:
-        """End what a leader left that died while llmgw was away, before anything new is launched."""
+    async def clear_remains(self, engine: Engine) -> bool:
+        """End what a leader left that died while llmgw was away, before anything new is launched. False: an error in
+        llmgw itself came between, and something may still be there."""
         self._cards = engine.gpu_uuids
         try:
             ended = await engine.take_down()
         except Exception:
             log.exception("%s: an error in llmgw itself while old processes were ended", self.status.name)
             self._confess()
-            return
+            await trio.sleep(BUG_PAUSE)
+            return False
         if ended.unkillable:
             self._fail(unkillable(ended.unkillable), counted=False)
         self._after_end(ended.held)
+        return True
 
     async def _show_orders(self) -> None:
         """Take up what a reload changes without touching the engine."""
@@ -259,9 +265,8 @@ class Shard:
         elif broken.counted:
             self._refusals = 0
             decision = decide_restart(policy, broken.reason, self.status.failures, self._host.chance())
-        elif policy.mode == "no":
-            decision = GiveUp('will not restart: restart = "no"')
         else:
+            # Nothing was started, so this is no restart: it is tried again whatever the policy says.
             self._refusals += 1
             # A check that said no is asked again soon: nobody tells llmgw that a file was mended.
             interval = self._host.config.value.node.inventory_interval
@@ -292,6 +297,8 @@ class Shard:
         return pause.cancelled_caught and self._leaving is None
 
     async def _cancel_on_news(self, seen: int, pause: trio.CancelScope) -> None:
+        # Each try looks at the node, and what it sees may be news again: never back to back.
+        await trio.sleep(NEWS_PAUSE)
         await self._host.node.news.wait_change(seen)
         pause.cancel(reason="the node has changed")
 

@@ -18,9 +18,9 @@ from llmgw.config.diff import Action, ConfigDiff, diff
 from llmgw.config.model import Config
 from llmgw.domain.shard import ShardId, ShardSpec, TcpEndpoint
 from llmgw.domain.status import ConditionKind, Intent, ShardState, ShardStatus, Snapshot, Wish
-from llmgw.supervisor.assigner import Claim
+from llmgw.supervisor.assigner import Claim, Holding
 from llmgw.supervisor.follow import FollowedTail
-from llmgw.supervisor.launch import Engine, Host, Takeover, kind_of
+from llmgw.supervisor.launch import Engine, Host, Takeover, holding_of, kind_of
 from llmgw.supervisor.leftovers import clear_traces, remove_unclaimed_tmp_dirs
 from llmgw.supervisor.processes import EngineProcesses, adopt, leftovers_of, why_not_believed
 from llmgw.supervisor.procfs import boot_id
@@ -59,7 +59,7 @@ class Supervisor:
         self._members: dict[ShardId, _Member] = {}
         self._rollouts: dict[str, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
-        self._inherited: dict[ShardId, tuple[str, ...]] = {}
+        self._inherited: dict[ShardId, Holding] = {}
         """GPUs of engines of an earlier supervisor, until their own launch or clean-up answers for them."""
         host.assigner.claims = self._claims
 
@@ -108,7 +108,7 @@ class Supervisor:
                     id_,
                     member.orders.value.spec,
                     wanted=intent.wish is Wish.START and not member.orders.value.retired and not gave_up,
-                    uuids=engine.gpu_uuids if engine is not None else inherited,
+                    holds=engine.holding if engine is not None else self._host.spawning.get(id_) or inherited,
                 )
             )
         return claims
@@ -260,7 +260,10 @@ class Supervisor:
             record, processes = remains
             log.warning("%s: its main process died while llmgw was away; ending what it left", id_)
             spec = member.orders.value.spec
-            await member.shard.clear_remains(Engine(self._host, spec, member.shard.tail, processes, record))
+            old = Engine(self._host, spec, member.shard.tail, processes, record)
+            while not await member.shard.clear_remains(old):
+                # Nothing new beside it, and its cards stay its own.
+                pass
             self._inherited.pop(id_, None)
         await member.shard.run(takeover)
         while self._board.leaving.value is None and not member.orders.value.retired:
@@ -322,7 +325,7 @@ class Supervisor:
         config = self._host.config.value
         records = [running.record for running in found.takeovers.values()]
         records += [record for record, _ in found.remains.values()]
-        self._inherited = {record.id: record.gpu_uuids for record in records if record.gpu_uuids}
+        self._inherited = {record.id: holding_of(record) for record in records if record.gpu_uuids}
         mismatched: dict[str, list[ShardId]] = {}
         wanted: set[ShardId] = set()
         for id_, running in found.takeovers.items():

@@ -511,7 +511,10 @@ def test_of_equal_nodes_the_class_that_is_listed_first_is_taken() -> None:
 def test_classes_are_mixed_only_for_engines_that_may() -> None:
     node = NodeView("n", (*cards("n", 1), *cards("n", 1, L40S, first=1)))
     placement = place([node], [shard("m", 2)], {})
-    assert placement.reasons[ShardId("m")] == "needs 2 GPUs of one class: 1 free h100-80g, 1 free l40s-45g"
+    assert (
+        placement.reasons[ShardId("m")]
+        == "needs 2 GPUs of one class: this node has only 1: 1 free h100-80g, 1 free l40s-45g"
+    )
     mixed = place([node], [shard("m", 2, one_class=False)], {})
     assert got(mixed, "m") == ("n-0", "n-1") and mixed.assignments[ShardId("m")].gpu_class is None
 
@@ -548,7 +551,7 @@ def test_slices_are_used_only_by_the_name_of_their_class_and_one_at_a_time() -> 
     node = NodeView("n", slices)
     placement = place([node], [shard("a", 1), shard("b", 1, classes=(SLICE,)), shard("c", 2, classes=(SLICE,))], {})
     assert got(placement, "b") == ("n-0",)
-    assert placement.reasons[ShardId("a")] == "needs 1 GPU: 2 MIG, given only by name"
+    assert placement.reasons[ShardId("a")] == "needs 1 GPU: this node has only 0: 2 MIG, given only by name"
     assert "MIG, given only one by one" in placement.reasons[ShardId("c")]
     kept = place([node], [shard("c", 2, classes=(SLICE,))], had("c", ("n", ["n-0", "n-1"])))
     assert kept.moved == {ShardId("c")} and not kept.assignments

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmgw.discovery.availability import availability
 from llmgw.domain.hardware import Gpu, GpuProcess, Inventory, InventoryError, InventoryStatus, NodeInventory, Stale
 from llmgw.domain.shard import EngineKind, ShardId, ShardSpec
-from llmgw.supervisor.assigner import Assigner, Claim, Refused, Unplaced
+from llmgw.supervisor.assigner import Assigner, Claim, Holding, Refused, Unplaced
 from llmgw.supervisor.node_look import NodeFacts
 
 
@@ -69,7 +69,8 @@ def assigner(*claims: Claim) -> Assigner:
 
 
 def claim(name: str, gpus: Any, uuids: tuple[str, ...] | None = None, *, wanted: bool = True, **keys: Any) -> Claim:
-    return Claim(ShardId(name), spec(name, gpus, **keys), wanted, uuids)
+    holds = Holding(uuids) if uuids is not None else None
+    return Claim(ShardId(name), spec(name, gpus, **keys), wanted, holds)
 
 
 def decide(made: Assigner, node: NodeFacts, one: Claim) -> tuple[str, ...]:
@@ -145,3 +146,30 @@ def test_no_order_of_questions_gives_one_card_to_two(sizes: list[int], cards: in
         flat = [uuid for found in given_out.values() for uuid in found]
         assert len(set(flat)) == len(flat)
         assert not {f"GPU-{index}" for index in held} & set(uuids)
+
+
+GIB = 1 << 30
+
+
+def test_a_running_engine_is_what_it_was_launched_as_whatever_the_file_says_by_now() -> None:
+    share: dict[str, Any] = {"share_gpus": True, "gpu_memory": 5 * GIB}
+    whole = evolve(claim("old", 1, ("GPU-0",), **share), holds=Holding(("GPU-0",)))
+    new = claim("new", 1, **share)
+    with pytest.raises(Unplaced, match="used by old"):
+        decide(assigner(whole, new), facts(card(0)), new)
+    sharing = evolve(whole, holds=Holding(("GPU-0",), 5 * 1024))
+    assert decide(assigner(sharing, new), facts(card(0)), new) == ("GPU-0",)
+
+
+def test_sharers_that_name_a_card_do_not_get_more_of_it_than_there_is() -> None:
+    running = evolve(claim("old", (0,)), holds=Holding(("GPU-0",), 15 * 1024))
+    large = claim("large", (0,), share_gpus=True, gpu_memory=12 * GIB)
+    with pytest.raises(Unplaced):
+        decide(assigner(running, large), facts(card(0)), large)
+    small = claim("small", (0,), share_gpus=True, gpu_memory=5 * GIB)
+    assert decide(assigner(running, small), facts(card(0)), small) == ("GPU-0",)
+
+
+def test_a_class_that_the_node_can_never_have_enough_of_is_told_so() -> None:
+    with pytest.raises(Unplaced, match="this node has only 2"):
+        decide(assigner(), facts(card(0), card(1)), claim("big", 3))

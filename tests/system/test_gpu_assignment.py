@@ -362,7 +362,7 @@ def test_a_card_of_an_engine_that_was_taken_over_and_stopped_is_free_for_others(
 
 def test_a_sharing_shard_restarts_beside_the_other_one_on_its_card(node: Node) -> None:
     FakeGpus(node, gpus=1)
-    share = 'share_gpus = true\ngpu_memory = "30GiB"\ngpu_release_timeout = "5s"\n'
+    share = 'share_gpus = true\ngpu_memory = "30GiB"\ngpu_release_timeout = "60s"\n'
     share += "args = { gpu-memory-utilization = 0.3 }\n"
     knobs = "--fake-gpu-mib 20000"
     node.write(QUICK + vllm("a", knobs=knobs, more=share) + vllm("b", knobs=knobs, more=share + "autostart = false\n"))
@@ -371,7 +371,8 @@ def test_a_sharing_shard_restarts_beside_the_other_one_on_its_card(node: Node) -
     node.cli("start", "b", "--no-wait")
     pid = node.wait_state("b", "ready")["pid"]
     assert node.cli("restart", "a", "--no-wait").returncode == 0
-    node.until(lambda: node.shard("a")["generation"] == 2 and node.state_of("a") == "ready", "a is back")
+    # Without waiting for memory that is the other one's.
+    node.until(lambda: node.shard("a")["generation"] == 2 and node.state_of("a") == "ready", "a is back", timeout=25)
     assert not any("quarantine" in text for text in node.status()["warnings"])
     assert node.shard("b")["pid"] == pid
 
@@ -390,23 +391,3 @@ def test_a_release_of_a_card_that_is_in_use_says_by_whom(node: Node) -> None:
         odd = node.cli("gpu", "release", name)
         assert odd.returncode == 1 and "cannot release GPU" in odd.stderr and "Traceback" not in odd.stderr
     assert "Traceback" not in node.log()
-
-
-def test_memory_that_moves_does_not_make_a_waiting_shard_ask_back_to_back(node: Node) -> None:
-    gpus = FakeGpus(node, gpus=1)
-    calls = node.folder / "calls"
-    shebang, rest = gpus.program.read_text().split("\n", 1)
-    gpus.program.write_text(f"{shebang}\necho call >> {calls}\n{rest}")
-    gpus.hold(0, 41000)
-    node.write(QUICK.replace('"1s"', '"60s"', 1) + vllm("a"))
-    node.start()
-    node.until(lambda: "unplaced" in node.conditions("a"), "a waits")
-    before = len(calls.read_text().splitlines())
-    began = time.monotonic()
-    for step in range(20):
-        # Above any step by which free memory is judged, each time.
-        gpus.hold(0, 41000 + 3000 * (step % 2))
-        time.sleep(0.2)
-    looks = (len(calls.read_text().splitlines()) - before) / 3
-    assert looks <= (time.monotonic() - began) / 1.0 + 2
-    assert node.state_of("a") == "pending"

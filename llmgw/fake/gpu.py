@@ -11,6 +11,7 @@
 import fcntl
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -202,6 +203,8 @@ def _read_unless_free(path: Path) -> dict[str, object] | None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return record
+        if not _is_still(path, descriptor):
+            return _read_unless_free(path)
         if record["release"] == "never":
             return record
         now = time.monotonic()
@@ -209,12 +212,25 @@ def _read_unless_free(path: Path) -> dict[str, object] | None:
         if now - ended >= float(str(record["release"])):
             path.unlink(missing_ok=True)
             return None
-        text = json.dumps(record).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        _replace(path, record)
         return record
     finally:
         os.close(descriptor)
+
+
+def _replace(path: Path, record: dict[str, object]) -> None:
+    """Write a record whole: readers wait for no lock, and a writer that is killed half-way must leave the old one."""
+    hidden = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.stem}")
+    hidden.write_text(json.dumps(record))
+    hidden.rename(path)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether the file has not been replaced or removed since it was opened."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def write_stranger(directory: Path, gpu: str, mib: int, pid: int, process_name: str) -> Path:
@@ -222,8 +238,7 @@ def write_stranger(directory: Path, gpu: str, mib: int, pid: int, process_name: 
     held = directory / "held"
     held.mkdir(parents=True, exist_ok=True)
     path = held / f"stranger-{gpu}-{pid}.json"
-    record = {"gpu": gpu, "mib": mib, "pid": pid, "process_name": process_name, "stranger": True}
-    path.write_text(json.dumps(record))
+    _replace(path, {"gpu": gpu, "mib": mib, "pid": pid, "process_name": process_name, "stranger": True})
     return path
 
 

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from llmgw.fake import nvidia_smi
+from llmgw.fake import gpu, nvidia_smi
 
 CORE = (
     "index,uuid,name,pci.bus_id,memory.total,memory.reserved,memory.used,memory.free,compute_cap,driver_version,"
@@ -206,6 +208,23 @@ def test_memory_comes_back_late_or_never(machine, start, until):
     never.process.kill()
     never.wait_exit()
     assert machine.used() == machine.used() == 70000
+
+
+def test_readers_at_the_same_moment_all_see_the_memory_of_a_dead_holder(machine):
+    held = machine.directory / "held"
+    held.mkdir()
+    dead = {"gpu": "0", "mib": 100, "pid": 4190001, "release": 3600}
+    readers = 4
+    together = threading.Barrier(readers)
+
+    def read(_number):
+        together.wait()
+        return [holder.mib for holder in gpu.current_holders(machine.directory)]
+
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in range(100):
+            (held / "0-4190001.json").write_text(json.dumps(dead))
+            assert list(pool.map(read, range(readers))) == [[100]] * readers
 
 
 def test_a_gpu_that_is_not_free_fails_the_start_as_the_engine_would(machine, start):

@@ -1,0 +1,1 @@
+"""What the gateway counts, and how it is told: Prometheus families and the access log."""

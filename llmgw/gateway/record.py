@@ -54,7 +54,7 @@ class RequestRecord:
         self.code = 0
         """The status that the client saw; 499 when it left before."""
         self.reason = ""
-        """Why llmgw answered itself or the answer ended early (`queue-full`, `engine-died`, `client-gone`); else empty."""
+        """Why llmgw answered itself or the answer ended early (`queue-full`, `client-gone`); else empty."""
         self.shard = ""
         self.retried = False
         self.bytes_in = 0

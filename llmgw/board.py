@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import trio
@@ -125,6 +125,8 @@ class Board:
         """Written once, by whoever ends llmgw; see architecture: leaving or ending."""
         self.hurry = Cell(False)
         """True after a second signal: every stop is shortened to SIGKILL."""
+        self.gateway_load: Cell[Mapping[ShardId, int]] = Cell({})
+        """Requests that the gateway has under way, by shard; those without any are left out. The gateway's alone."""
 
     # -- what the supervisor does ------------------------------------------------------------------------
 

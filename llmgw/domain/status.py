@@ -12,7 +12,7 @@ from enum import StrEnum
 from attrs import evolve, field, frozen
 
 from llmgw.domain.problem import Reason
-from llmgw.domain.shard import ShardId
+from llmgw.domain.shard import Secret, ShardId
 
 
 class ShardState(StrEnum):
@@ -150,6 +150,7 @@ class Launched:
     endpoint: str
     config_hash: str
     gpus: tuple[str, ...] = ()
+    api_key: Secret | None = None
 
 
 @frozen
@@ -163,6 +164,7 @@ class Adopted:
     config_hash: str
     gpus: tuple[str, ...] = ()
     launched_at: float | None = None
+    api_key: Secret | None = None
 
 
 @frozen
@@ -408,6 +410,12 @@ class ShardStatus:
     config_hash: str = ""
     load_seconds: float | None = None
     """How long the last load took, from launch to Ready."""
+    api_key: Secret | None = None
+    """What the engine asks for, for those who send it requests. Never shown."""
+    slots: int | None = None
+    """Requests that it works on at a time, as far as that is known."""
+    slots_from: str = ""
+    """Where `slots` was read: `args`, `props`, `server_info`."""
 
     def condition(self, kind: ConditionKind) -> Condition | None:
         return next((c for c in self.conditions if c.kind is kind), None)
@@ -462,6 +470,9 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
                 endpoint=event.endpoint,
                 config_hash=event.config_hash,
                 gpus=event.gpus,
+                api_key=event.api_key,
+                slots=None,
+                slots_from="",
                 adopted=adopted,
                 launched_at=event.launched_at if isinstance(event, Adopted) else now,
                 conditions=kept,
@@ -565,6 +576,9 @@ def _ended(status: ShardStatus) -> ShardStatus:
         pgid=None,
         progress=None,
         activity=None,
+        api_key=None,
+        slots=None,
+        slots_from="",
         conditions=tuple(c for c in status.conditions if c.kind in kept),
     )
 

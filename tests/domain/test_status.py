@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.domain.problem import Reason
-from llmgw.domain.shard import ShardId
+from llmgw.domain.shard import Secret, ShardId
 from llmgw.domain.status import (
     EVENT_TYPES,
     LIVE,
@@ -196,3 +196,13 @@ def test_a_check_that_says_no_again_is_no_news_and_another_reason_is() -> None:
     # A failure of the engine itself always is.
     counted = Failed(REASON)
     assert is_news(later, counted, advance(later, counted, 6.0))
+
+
+def test_what_only_a_living_engine_has_is_gone_with_it_and_its_key_is_never_shown() -> None:
+    status = ShardStatus(ShardId("a"), "a", "m", "vllm")
+    key = Secret("s3cr3t-of-this-start", "record")
+    status = advance(status, Launched(1, 1, 1, "127.0.0.1:8101", "hash", (), key), 1.0)
+    assert status.api_key is not None and status.api_key.reveal() == "s3cr3t-of-this-start"
+    assert "s3cr3t" not in repr(status)
+    status = advance(evolve(status, slots=7, slots_from="args"), Stopped("SIGTERM"), 2.0)
+    assert (status.api_key, status.slots, status.slots_from) == (None, None, "")

@@ -40,6 +40,7 @@ from llmgw.domain.hardware import Gpu, Inventory
 from llmgw.domain.host import HostFacts, PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
+from llmgw.http.unix_socket import UnixSocket
 from llmgw.own_log import set_up_logging
 from llmgw.preflight.rules import preflight
 from llmgw.supervisor.assigner import Assigner
@@ -142,7 +143,7 @@ def make_folder(path: str, mode: int) -> None:
         ) from error
 
 
-def _open_door(config: Config) -> control.ControlSocket:
+def _open_door(config: Config) -> UnixSocket:
     """The control socket: kept over an upgrade, given by systemd, or bound anew."""
     settings = config.supervisor
     inherited = os.environ.pop(INHERITED_SOCKET, "")
@@ -158,7 +159,7 @@ def _open_door(config: Config) -> control.ControlSocket:
     return door
 
 
-def _execute_anew(locks: Locks, door: control.ControlSocket, late: LateSignals) -> None:
+def _execute_anew(locks: Locks, door: UnixSocket, late: LateSignals) -> None:
     """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
     env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}"}
     os.set_inheritable(door.fileno(), True)
@@ -213,9 +214,7 @@ class LateSignals:
 class Daemon:
     """One run of the event loop: the services, and what the control socket asks of the whole."""
 
-    def __init__(
-        self, config: Config, path: str, node: str | None, door: control.ControlSocket, late: LateSignals
-    ) -> None:
+    def __init__(self, config: Config, path: str, node: str | None, door: UnixSocket, late: LateSignals) -> None:
         self.upgrading = False
         self._late = late
         self.board = Board(strict=STRICT in os.environ)

@@ -15,7 +15,7 @@ from attrs import evolve
 from llmgw.board import Board, Leaving, StatusCell
 from llmgw.control import client
 from llmgw.control.api import ReloadAnswer
-from llmgw.control.server import ControlSocket, bind, serve
+from llmgw.control.server import bind, serve
 from llmgw.domain.problem import Problem
 from llmgw.domain.shard import ShardId
 from llmgw.domain.status import (
@@ -29,6 +29,7 @@ from llmgw.domain.status import (
     Stopped,
     Wish,
 )
+from llmgw.http.unix_socket import UnixSocket
 from llmgw.supervisor.logtail import LogTail
 
 
@@ -75,7 +76,7 @@ class Daemon:
         self.logs: dict[ShardId, Log] = {}
         self.reloads: list[tuple[str, bool]] = []
         self.answer = ReloadAnswer({"actions": []})
-        self.control: ControlSocket
+        self.control: UnixSocket
 
     # -- Services
 

@@ -93,6 +93,29 @@ class _Answer(Exception):
         self.reply = json_reply(status, wire.error(code, message, hint, **more))
 
 
+def status_json(services: Services) -> wire.Json:
+    """What `llmgw status` and the gateway's page show."""
+    board = services.board
+    snapshot = board.snapshot
+    shards = _shards(services, sorted(snapshot.shards), snapshot)
+    return wire.status(services.header(), snapshot, shards, board.now())
+
+
+def _shards(services: Services, ids: Sequence[ShardId], snapshot: Snapshot) -> list[wire.Json]:
+    return [
+        wire.shard(id_, snapshot.shards[id_], _log_facts(services, id_), services.shm_bytes(id_))
+        for id_ in ids
+        if id_ in snapshot.shards
+    ]
+
+
+def _log_facts(services: Services, id_: ShardId) -> wire.Json:
+    source = services.tail(id_)
+    if source is None:
+        return {"lines": 0, "skipped": 0, "last": ""}
+    return {"lines": source.sequence, "skipped": source.skipped, "last": source.last_shown}
+
+
 class Api:
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -134,7 +157,7 @@ class Api:
             case ("GET", "v1", "ping"):
                 return json_reply(200, {"api": API, "llmgw": __version__})
             case ("GET", "v1", "status"):
-                return json_reply(200, self._status(self._board.snapshot))
+                return json_reply(200, status_json(self._services))
             case ("GET", "v1", "shards", name):
                 return json_reply(200, self._shard(name))
             case ("GET", "v1", "shards", name, "logs"):
@@ -168,26 +191,9 @@ class Api:
             case _:
                 raise _no_route(request)
 
-    def _status(self, snapshot: Snapshot) -> wire.Json:
-        shards = self._shards(sorted(snapshot.shards), snapshot)
-        return wire.status(self._services.header(), snapshot, shards, self._board.now())
-
-    def _log_facts(self, id_: ShardId) -> wire.Json:
-        source = self._services.tail(id_)
-        if source is None:
-            return {"lines": 0, "skipped": 0, "last": ""}
-        return {"lines": source.sequence, "skipped": source.skipped, "last": source.last_shown}
-
-    def _shards(self, ids: Sequence[ShardId], snapshot: Snapshot) -> list[wire.Json]:
-        return [
-            wire.shard(id_, snapshot.shards[id_], self._log_facts(id_), self._services.shm_bytes(id_))
-            for id_ in ids
-            if id_ in snapshot.shards
-        ]
-
     def _shard(self, name: str) -> wire.Json:
         """One instance as such, several as a list: a name means all its replicas."""
-        shards = self._shards(self._find(name), self._board.snapshot)
+        shards = _shards(self._services, self._find(name), self._board.snapshot)
         return {"api": API, "now": self._board.now(), "revision": self._board.snapshot.revision, "shards": shards}
 
     def _find(self, name: str) -> tuple[ShardId, ...]:
@@ -269,7 +275,7 @@ class Api:
             operation.by,
             operation.at,
             self._settle(operation, snapshot),
-            self._shards(tuple(operation.before), snapshot),
+            _shards(self._services, tuple(operation.before), snapshot),
         )
 
     def _why_failed(self, operation: Operation) -> wire.Json:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -166,18 +167,23 @@ Start = Callable[..., Engine]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def engines_tmp() -> Iterator[Path]:
+    """The TMPDIR of fakes. Short: they bind unix sockets in it, and tmp_path grows with the name of the test."""
+    with tempfile.TemporaryDirectory(prefix="fake-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(tmp_path: Path, engines_tmp: Path) -> Iterator[Start]:
     """Start a fake: `start("vllm", "serve", "/m", fake flags..., env={...})`; `--port` is added."""
     started: list[Engine] = []
-    temporary = tmp_path / "t"
-    temporary.mkdir()
 
     def begin(*argv: str, env: dict[str, str] | None = None, port: int | None = None, with_port: bool = True) -> Engine:
         port = port or free_port()
         log = tmp_path / f"log{len(started)}"
         environment = {
             "PATH": os.environ["PATH"],
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(engines_tmp),
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "MARKER": "here",
             **(env or {}),

@@ -126,11 +126,11 @@ def test_access_lines_go_to_stdout_unless_the_http_log_level_is_warning(start):
     assert quiet.stdout() == ""
 
 
-def test_temp_files_and_a_shared_name_stay_after_a_clean_stop(start, tmp_path):
+def test_temp_files_and_a_shared_name_stay_after_a_clean_stop(start, engines_tmp):
     engine = start(*SERVE).wait_ready()
     maps = Path(f"/proc/{engine.member('sglang::schedul')}/maps").read_text()
     names = {line.split()[-1] for line in maps.splitlines() if "/dev/shm/sglang_loads_" in line}
     engine.process.send_signal(signal.SIGTERM)
     assert engine.wait_exit() == 0
     assert names and all(os.path.exists(name) for name in names)
-    assert len(list((tmp_path / "t").glob("tmp*"))) == 5
+    assert len(list(engines_tmp.glob("tmp*"))) == 5

@@ -103,14 +103,14 @@ def shared_names(pid):
     return {line.split()[-1] for line in maps if "/dev/shm/" in line}
 
 
-def test_a_killed_group_leaves_its_shared_memory_and_temp_files(start, tmp_path):
+def test_a_killed_group_leaves_its_shared_memory_and_temp_files(start, engines_tmp):
     engine = start(*QUICK).wait_ready()
     names = shared_names(engine.member("VLLM::EngineCor"))
     leave_group(engine)
     assert engine.wait_exit() == -9
     assert len(names) == 3
     assert all(os.path.exists(name) for name in names)
-    assert list((tmp_path / "t").glob("vllm_dist_*"))
+    assert list(engines_tmp.glob("vllm_dist_*"))
 
 
 def test_a_killed_leader_leaves_core_and_workers_alive(start):

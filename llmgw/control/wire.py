@@ -72,6 +72,8 @@ def shard(id_: ShardId, instance: Instance, log: Json | None = None, shm_bytes: 
         },
         "config_hash": status.config_hash,
         "load_seconds": status.load_seconds,
+        "slots": status.slots,
+        "slots_from": status.slots_from,
         "shm_bytes": shm_bytes,
         "log": log or {"lines": 0, "skipped": 0, "last": ""},
     }

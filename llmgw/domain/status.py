@@ -278,6 +278,14 @@ class Retitled:
     engine: str
 
 
+@frozen
+class SlotsFound:
+    """How many requests it works on at a time is known now; `source` as in `ShardStatus.slots_from`."""
+
+    slots: int
+    source: str
+
+
 Event = (
     Launched
     | Adopted
@@ -299,6 +307,7 @@ Event = (
     | Noticed
     | ActivitySeen
     | Retitled
+    | SlotsFound
 )
 EVENT_TYPES: tuple[type, ...] = (
     Launched,
@@ -321,6 +330,7 @@ EVENT_TYPES: tuple[type, ...] = (
     Noticed,
     ActivitySeen,
     Retitled,
+    SlotsFound,
 )
 
 _P, _S, _L, _R, _D, _X, _F = ShardState
@@ -336,6 +346,7 @@ TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
     (_P, Failed): _F,
     (_P, Requeued): _P,
     (_P, Unplaced): _P,
+    **{(state, SlotsFound): state for state in (_S, _L, _R, _D)},
     (_S, LoadingSeen): _L,
     (_S, ProgressSeen): _L,
     (_S, ReadyConfirmed): _R,
@@ -565,6 +576,8 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(status, activity=activity)
         case Retitled(name=name, model=model, engine=engine):
             return evolve(status, name=name, model=model, engine=engine)
+        case SlotsFound(slots=slots, source=source):
+            return evolve(status, slots=slots, slots_from=source)
 
 
 def _ended(status: ShardStatus) -> ShardStatus:
@@ -597,7 +610,7 @@ class Transition:
     by: str | None = None
 
 
-QUIET_EVENTS = (Noticed, ActivitySeen, ProgressSeen, Retitled)
+QUIET_EVENTS = (Noticed, ActivitySeen, ProgressSeen, Retitled, SlotsFound)
 """Events that change the status but are no news by themselves."""
 
 

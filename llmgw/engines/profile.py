@@ -60,6 +60,12 @@ class EngineProfile:
     key_variable: str | None = None
     """Environment variable the engine reads its API key from."""
     key_in_argv: bool = False
+    slots_options: tuple[str, ...] = ()
+    """Options (dashes, without the leading ones) that limit how many requests it works on at a time."""
+    slots_divided_by: str | None = None
+    """With this switch that limit is for all data-parallel copies together; otherwise it is for each."""
+    slots_path: str | None = None
+    """The page on which it tells that limit."""
     max_model_len_flag: str | None = None
     quantization_flag: str | None = None
     max_model_len_aliases: tuple[str, ...] = ()

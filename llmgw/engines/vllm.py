@@ -30,6 +30,7 @@ PROFILE = EngineProfile(
     supports_unix=True,
     supports_nodes=True,
     key_variable="VLLM_API_KEY",
+    slots_options=("max-num-seqs",),
     max_model_len_flag="max-model-len",
     quantization_flag="quantization",
     max_model_len_aliases=("max-model-len",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import secrets
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -27,6 +28,8 @@ from llmgw.domain.shard import Endpoint, EngineKind, LaunchPlan, Secret, ShardId
 from llmgw.domain.status import Wish
 from llmgw.engines.adapter import build_command, is_probe_line, profile
 from llmgw.engines.diagnosis import ExitFacts, diagnose, is_error_line
+from llmgw.engines.keys import why_no_key, with_key
+from llmgw.engines.slots import Slots, slots_in_command
 from llmgw.placement.assign import Devices, pinned_devices
 from llmgw.placement.endpoints import choose_endpoint
 from llmgw.placement.view import memory_of
@@ -74,6 +77,9 @@ DESCRIPTORS_OWN = 16
 DESCRIPTORS_EACH = 4
 """What an engine takes: its pidfd, its output file, a connection for probes, and one to spare."""
 
+KEY_BYTES = 32
+"""Bytes of chance in a generated key, as many as anybody asks of one."""
+
 CLEANUP_MARGIN = 60.0
 """Seconds beyond the longest stop that a clean-up gets when it is cut short by an error or a cancellation."""
 
@@ -93,6 +99,10 @@ class LaunchUnplaced(Exception):
 
 class LaunchUnwanted(Exception):
     """llmgw leaves, or the shard is to be stopped, before anything was started."""
+
+
+def made_key() -> str:
+    return secrets.token_urlsafe(KEY_BYTES)
 
 
 def engine_stays(on_stop: OnStop, leaving: Leaving) -> bool:
@@ -122,6 +132,8 @@ class Host:
     chance: Callable[[], float]
     new_run_id: Callable[[], str]
     """16 hex digits that were never given before."""
+    new_key: Callable[[], str] = made_key
+    """A key for one start of an engine that the gateway serves."""
     undead: dict[ShardId, Engine] = field(factory=dict)
     """Engines of which something could not be killed; entered and taken out by their own take-down."""
     engines: dict[ShardId, Engine] = field(factory=dict)
@@ -284,6 +296,11 @@ class Engine:
         return Secret(self._record.api_key, "record") if self._record.api_key is not None else None
 
     @property
+    def slots(self) -> tuple[int, str] | None:
+        """Requests that it works on at a time, and where that was read; None while it is not known."""
+        return (self._record.slots, self._record.slots_from) if self._record.slots is not None else None
+
+    @property
     def served_names(self) -> tuple[str, ...]:
         """Names that its list of models may show it under."""
         return (self._record.model, *self._spec.aliases)
@@ -390,6 +407,11 @@ class Engine:
             self._host.load_times.put(self._record.id, seconds)
         except OSError as error:
             log.warning("cannot keep the load time of %s: %s", self._record.id, error)
+
+    def note_slots(self, slots: Slots) -> None:
+        """The engine has told its limit. It comes to disk with the next writing of the record: who does not find it
+        there asks again."""
+        self._record = evolve(self._record, slots=slots.count, slots_from=slots.source)
 
     async def set_on_stop(self, on_stop: OnStop) -> None:
         """A reload changed what happens to it at the end of llmgw."""
@@ -616,6 +638,8 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         raise LaunchRefused(_reason_of(problems))
     allowed = tuple(finding.message for finding in findings if finding.code in spec.allow)
     devices, before = _devices(host, placed)
+    if why_no_key(spec, served=host.config.value.gateway is not None) is None:
+        spec = with_key(spec, host.new_key())
     plan = _plan(host, id_, spec, endpoint, devices)
     try:
         command = build_command(plan)
@@ -624,6 +648,7 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         raise LaunchRefused(reason, counted=True) from error
     for warning in command.warnings:
         log.warning("%s: %s", plan.name, warning.message)
+    slots = slots_in_command(spec.engine, command.argv, spec.layout)
     output = host.log_path(id_)
     try:
         _make_folders(plan, host.settings.log_dir)
@@ -660,6 +685,8 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         gpu_share=memory_of(spec) if spec.share_gpus else None,
         allowed=allowed,
         api_key=spec.api_key.reveal() if spec.api_key is not None else None,
+        slots=slots.count if slots is not None else None,
+        slots_from=slots.source if slots is not None else "",
         tmp_dir=plan.tmp_dir,
         log_path=output,
         engine_version=plan.engine_version,

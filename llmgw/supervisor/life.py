@@ -35,6 +35,7 @@ from llmgw.domain.status import (
     ReadyConfirmed,
     ShardState,
     ShardStatus,
+    SlotsFound,
     Steadied,
     StopBegan,
     Wish,
@@ -42,6 +43,7 @@ from llmgw.domain.status import (
 from llmgw.engines.adapter import profile
 from llmgw.engines.metrics import read_activity
 from llmgw.engines.progress import ProgressReader
+from llmgw.engines.slots import slots_in_answer
 from llmgw.supervisor.follow import FollowedTail
 from llmgw.supervisor.launch import (
     Engine,
@@ -81,7 +83,10 @@ METRICS_EVERY = 3
 """Counters are read with every third health question: a stall shows after 30 s at the earliest anyway."""
 
 DRAIN_POLL = 0.5
-"""Seconds between two looks at the running requests while draining."""
+"""Seconds between two looks at the running requests while draining. The gateway tells its count twice as often."""
+
+SLOTS_TIMEOUT = 2.0
+"""Seconds at most that the question for an engine's slots may hold up Ready; asked again later, it matters less."""
 
 
 @frozen
@@ -172,6 +177,7 @@ class Life:
         self._scope = trio.CancelScope()
         self._health_path = spec.ready_path or self._profile.ready_path
         self._models_path = spec.models_path
+        self._asks_slots = self._profile.slots_path is not None and engine.slots is None
 
     async def watch(self) -> Ending:
         """Watch until one of the watchers decides how it ends; returns the first decision."""
@@ -328,6 +334,7 @@ class Life:
             if verdict.ready and not warmed:
                 verdict, warmed = await self._warm_up(probes, verdict)
             if verdict.ready:
+                await self._find_slots(probes)
                 await self._become_ready(verdict)
                 return
             now = trio.current_time()
@@ -369,6 +376,21 @@ class Life:
                 log.warning("%s: the warm-up request was answered %d", self._shard.status.name, answer.status)
             return verdict, True
         return Verdict(False, "the warm-up request failed; asking again"), False
+
+    async def _find_slots(self, probes: Probes) -> None:
+        """How many requests it works on at a time, by its own words. Who routes wants to know it at Ready; an engine
+        that has not said so by then is asked again, and one that has no such page is not."""
+        path = self._profile.slots_path
+        if not self._asks_slots or path is None:
+            return
+        answer = await probes.ask_slots(path, min(self._shard.spec.limits.probe_timeout, SLOTS_TIMEOUT))
+        if not isinstance(answer, Answered):
+            return
+        self._asks_slots = False
+        found = slots_in_answer(self._profile.kind, answer.body) if answer.is_yes else None
+        if found is not None:
+            self._engine.note_slots(found)
+            self._shard.report(SlotsFound(found.count, found.source))
 
     async def _become_ready(self, verdict: Verdict) -> None:
         shard = self._shard
@@ -435,6 +457,8 @@ class Life:
             if limits.unhealthy_timeout is not None and ill_for >= limits.unhealthy_timeout:
                 self._decide(Condemned(self._ill(health.text or "a process of it is gone", ill_for)))
             rounds += 1
+            if rounds % METRICS_EVERY == 0:
+                await self._find_slots(probes)
             if rounds % METRICS_EVERY == 0 and self._profile.metrics is not None:
                 stall = await self._look_at_counters(probes, limits.probe_timeout, stall)
                 self._judge_stall(stall, limits.stall_timeout)

@@ -80,6 +80,10 @@ class Probes:
         answer = await self._ask("GET", "/metrics", timeout)
         return answer.body if isinstance(answer, Answered) and answer.is_yes else None
 
+    async def ask_slots(self, path: str, timeout: float) -> Answer:
+        """The engine's page about itself, on which its limit of requests stands."""
+        return await self._ask("GET", path, timeout)
+
     async def ask_one_token(self, model: str) -> Answer:
         """A request for one token. The limits of loading hold for it too."""
         body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}

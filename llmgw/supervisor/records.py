@@ -79,6 +79,9 @@ class ShardRecord:
     allowed: tuple[str, ...] = ()
     """Findings that the file allows, as they were at the launch."""
     api_key: str | None = field(default=None, repr=False)
+    slots: int | None = None
+    """Requests that it works on at a time, as far as that was found out."""
+    slots_from: str = ""
     shm: tuple[ShmFile, ...] = ()
     tmp_dir: str | None = None
     log_path: str | None = None
@@ -118,6 +121,8 @@ class ShardRecord:
             "gpu_share": self.gpu_share,
             "allowed": list(self.allowed),
             "api_key": self.api_key,
+            "slots": self.slots,
+            "slots_from": self.slots_from,
             "shm": [[file.name, file.inode] for file in self.shm],
             "tmp_dir": self.tmp_dir,
             "log_path": self.log_path,
@@ -226,6 +231,8 @@ def parse_record(data: bytes) -> ShardRecord:
         gpu_share=fields.optional("gpu_share", int),
         allowed=fields.texts("allowed"),
         api_key=fields.optional("api_key", str),
+        slots=fields.number("slots", 1) if fields.optional("slots", int) is not None else None,
+        slots_from=fields.optional("slots_from", str) or "",
         shm=_parse_shm(fields.optional("shm", list) or []),
         tmp_dir=fields.optional("tmp_dir", str),
         log_path=fields.optional("log_path", str),

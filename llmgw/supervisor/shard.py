@@ -29,6 +29,7 @@ from llmgw.domain.status import (
     RetryScheduled,
     ShardState,
     ShardStatus,
+    SlotsFound,
     StopBegan,
     Stopped,
     Unplaced,
@@ -351,7 +352,12 @@ class Shard:
         self.tail.begin()
         async with launch(self._host, self.id, spec, self.tail, takeover) as engine:
             facts = (engine.pid, engine.pgid, engine.generation, str(engine.endpoint), engine.config_hash, engine.gpus)
-            self.report(Launched(*facts) if takeover is None else Adopted(*facts, engine.launched_at))
+            if takeover is None:
+                self.report(Launched(*facts, engine.key))
+            else:
+                self.report(Adopted(*facts, engine.launched_at, engine.key))
+            if engine.slots is not None:
+                self.report(SlotsFound(*engine.slots))
             self._held.set(False)
             self._cards = engine.gpu_uuids
             if engine.allowed:

@@ -36,6 +36,7 @@ from llmgw.domain.status import (
     RetryScheduled,
     ShardState,
     ShardStatus,
+    SlotsFound,
     Steadied,
     StopBegan,
     Stopped,
@@ -67,6 +68,7 @@ SAMPLES: dict[type, Event] = {
     Noticed: Noticed("not listening yet"),
     ActivitySeen: ActivitySeen(Activity(1, 0, 5.0)),
     Retitled: Retitled("a/0", "m", "vllm"),
+    SlotsFound: SlotsFound(8, "props"),
 }
 
 

@@ -346,6 +346,7 @@ def command_of(
     from llmgw.discovery.installed import engine_version, find_program
     from llmgw.domain.problem import Problem
     from llmgw.engines.adapter import build_command, profile
+    from llmgw.engines.keys import why_no_key, with_key
     from llmgw.placement.assign import Devices, pinned_devices
     from llmgw.supervisor.launch import make_plan
 
@@ -358,7 +359,15 @@ def command_of(
         devices = Devices()
     endpoint, note = endpoint_of(config, id_, spec, chosen, offline=offline)
     notes += [note] if note else []
-    distribution = profile(spec.engine).distribution
+    known = profile(spec.engine)
+    served = config.gateway is not None
+    no_key = why_no_key(spec, served=served)
+    if no_key is None:
+        notes.append(f"{known.key_variable} is a new one at each start, which the gateway sends")
+        spec = with_key(spec, "made at the launch")
+    elif served and spec.api_key is None:
+        notes.append(f"no key is made for it: {no_key}")
+    distribution = known.distribution
     program = find_program(spec, os.environ)
     plan = make_plan(
         config,

@@ -251,7 +251,7 @@ class Api:
         known = self._finished.get(operation.id)
         if known is not None:
             return known
-        state = operation.state(snapshot)
+        state = operation.state(snapshot, self._board.gateway_load.value)
         if state != "running":
             self._finished[operation.id] = state
         return state

@@ -18,8 +18,9 @@ REMEMBERED = 256
 """Operations that can be asked about; running ones are never forgotten before finished ones."""
 
 
-def is_done(verb: str, before: Instance, now: Instance) -> Literal["done", "failed"] | None:
-    """Whether a wish is fulfilled, by the board alone. `before` is the instance right after the wish was made.
+def is_done(verb: str, before: Instance, now: Instance, in_gateway: int = 0) -> Literal["done", "failed"] | None:
+    """Whether a wish is fulfilled, by the board alone. `before` is the instance right after the wish was made,
+    `in_gateway` the number of its requests that the gateway has under way.
 
     A later wish of somebody else ends it as failed. None: not yet.
     """
@@ -32,7 +33,8 @@ def is_done(verb: str, before: Instance, now: Instance) -> Literal["done", "fail
             done = status.state is ShardState.STOPPED
         case "drain":
             running = status.activity.running if status.activity else None
-            done = status.state is ShardState.STOPPED or (status.state is ShardState.DRAINING and not running)
+            idle = not running and not in_gateway
+            done = status.state is ShardState.STOPPED or (status.state is ShardState.DRAINING and idle)
         case "restart":
             done = status.state is ShardState.READY and launched_since
         case _:
@@ -63,15 +65,17 @@ class Operation:
     at: float
     before: Mapping[ShardId, Instance]
 
-    def state(self, snapshot: Snapshot) -> State:
-        """`failed` as soon as one instance has failed; a shard that was removed meanwhile counts as stopped."""
+    def state(self, snapshot: Snapshot, load: Mapping[ShardId, int]) -> State:
+        """`failed` as soon as one instance has failed; a shard that was removed meanwhile counts as stopped.
+        `load`: requests that the gateway has under way, by shard.
+        """
         results: list[Literal["done", "failed"] | None] = []
         for id_, before in self.before.items():
             now = snapshot.shards.get(id_)
             if now is None:
                 results.append("done" if self.verb in ("stop", "drain") else "failed")
             else:
-                results.append(is_done(self.verb, before, now))
+                results.append(is_done(self.verb, before, now, load.get(id_, 0)))
         if "failed" in results:
             return "failed"
         return "running" if None in results else "done"

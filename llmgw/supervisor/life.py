@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -85,6 +86,9 @@ METRICS_EVERY = 3
 DRAIN_POLL = 0.5
 """Seconds between two looks at the running requests while draining. The gateway tells its count twice as often."""
 
+QUIET_LOOKS = 2
+"""Looks in a row without a request until an engine behind the gateway counts as idle."""
+
 SLOTS_TIMEOUT = 2.0
 """Seconds at most that the question for an engine's slots may hold up Ready; asked again later, it matters less."""
 
@@ -144,6 +148,10 @@ def gone_bad(inventory: Inventory, uuids: Sequence[str], labels: Sequence[str]) 
     return "; ".join(found)
 
 
+def _in_words(left: int) -> str:
+    return f"{left} request{'s' * (left != 1)}"
+
+
 def gone_in_words(code: int | None) -> str:
     return f"its main process is gone (exit code {'unknown' if code is None else code})"
 
@@ -167,6 +175,8 @@ class Life:
         self._progressed = self._launched
         self._ask_now = Cell(0)
         """Counts reasons to ask at once instead of at the next interval."""
+        self._drained_by = Cell("")
+        """Who wished the drain that is in force; empty for none."""
         self._moved = Cell(0)
         """Counts what moves the limits of loading: signs, progress, a reload."""
         self.obeyed = answered
@@ -192,6 +202,7 @@ class Life:
                 await self._until_ready(probes)
                 nursery.start_soon(self._watch_members)
                 nursery.start_soon(self._grow_steady)
+                nursery.start_soon(self._follow_drain)
                 await self._stay_ready(probes)
         assert self._ending is not None
         return self._ending
@@ -253,8 +264,10 @@ class Life:
         state = self._shard.status.state
         if intent.wish is Wish.DRAIN and state is ShardState.READY:
             self._shard.report(DrainBegan(intent.by))
+            self._drained_by.set(intent.by)
         elif intent.wish is Wish.START and state is ShardState.DRAINING:
             self._shard.report(DrainEnded())
+            self._drained_by.set("")
 
     # -- the log -----------------------------------------------------------------------------------------
 
@@ -538,7 +551,7 @@ class Life:
         shard = self._shard
         was = shard.status.state
         shard.report(StopBegan(why))
-        if was not in (ShardState.READY, ShardState.DRAINING) or self._profile.metrics is None:
+        if was not in (ShardState.READY, ShardState.DRAINING) or not self._can_count:
             return
         host = self._host
         with trio.move_on_after(shard.spec.limits.drain_timeout):
@@ -550,24 +563,67 @@ class Life:
 
                 nursery.start_soon(until, self._engine.wait_exit)
                 nursery.start_soon(until, lambda: host.board.hurry.wait_value(bool))
-                await self._wait_idle()
+                await self._wait_idle(self._tell_stopping)
                 nursery.cancel_scope.cancel(reason="nothing runs any more")
 
-    async def _wait_idle(self) -> None:
+    async def _follow_drain(self) -> None:
+        """Tell how many requests are left in an engine that is drained and stays loaded: somebody waits for the last
+        of them, who would not see it at the pace of the other questions."""
+        while True:
+            by = await self._drained_by.wait_value(bool)
+            async with trio.open_nursery() as nursery:
+
+                async def until_taken_back(cancel: Callable[[], None], known: str) -> None:
+                    await self._drained_by.wait_change(known)
+                    cancel()
+
+                nursery.start_soon(until_taken_back, nursery.cancel_scope.cancel, by)
+                await self._wait_idle(partial(self._tell_drained, by))
+
+    def _tell_stopping(self, left: int) -> None:
+        if left:
+            self._shard.report(StopBegan(f"draining, {_in_words(left)} left"))
+
+    def _tell_drained(self, by: str, left: int) -> None:
+        self._shard.report(Noticed(f"drained by {by}, {_in_words(left)} left" if left else f"drained by {by}"))
+
+    @property
+    def _is_served(self) -> bool:
+        return self._host.config.value.gateway is not None
+
+    @property
+    def _can_count(self) -> bool:
+        """Whether anybody knows of its requests."""
+        return self._profile.metrics is not None or self._is_served
+
+    async def _wait_idle(self, tell: Callable[[int], None]) -> None:
+        """Return when neither the engine nor the gateway knows of a request in it; `tell` gets how many are left.
+
+        Where there is a gateway two looks must agree: it tells its count a moment later, and a request that is on its
+        way from there is counted by nobody.
+        """
+        quiet = 0
         async with Probes(self._engine.endpoint, self._engine.key) as probes:
             while True:
-                timeout = self._shard.spec.limits.probe_timeout
-                health = await probes.ask_health("/metrics", timeout)
-                if not isinstance(health, Answered):
-                    if judge_health(health).kind == "gone":
-                        return
-                elif not health.is_yes:
-                    # It has no counters to ask: nothing is known to run, and waiting would prove nothing.
+                left = await self._count_left(probes)
+                quiet = quiet + 1 if left == 0 else 0
+                if left is not None:
+                    tell(left)
+                if quiet >= (QUIET_LOOKS if self._is_served else 1):
                     return
-                else:
-                    activity = read_activity(self._profile.kind, health.body)
-                    left = (activity.running or 0) + (activity.waiting or 0)
-                    if left == 0:
-                        return
-                    self._shard.report(StopBegan(f"draining, {left} request{'s' * (left != 1)} left"))
                 await trio.sleep(DRAIN_POLL)
+
+    async def _count_left(self, probes: Probes) -> int | None:
+        """Requests in it by its own counters or by the gateway's, whichever are more. None: it did not answer, which
+        is no 0; a closed port and a page without counters are."""
+        own = 0
+        if self._profile.metrics is not None:
+            answer = await probes.ask_health("/metrics", self._shard.spec.limits.probe_timeout)
+            if not isinstance(answer, Answered):
+                return 0 if judge_health(answer).kind == "gone" else None
+            if answer.is_yes:
+                activity = read_activity(self._profile.kind, answer.body)
+                self._shard.report(ActivitySeen(activity))
+                own = (activity.running or 0) + (activity.waiting or 0)
+        load = self._host.board.gateway_load.value if self._is_served else {}
+        return max(own, load.get(self._shard.status.id, 0))

@@ -150,6 +150,19 @@ def test_a_drain_is_done_when_nothing_runs_any_more() -> None:
     assert shard.done == "done"
 
 
+def test_a_drain_is_not_done_while_the_gateway_has_a_request_under_way() -> None:
+    shard = ready()
+    shard.report(ActivitySeen(Activity(running=0)))
+    shard.wish("drain")
+    shard.report(DrainBegan("ada"))
+    now = shard.board.snapshot.shards[ID]
+    assert is_done("drain", shard.before, now, in_gateway=1) is None
+    assert is_done("drain", shard.before, now, in_gateway=0) == "done"
+    operation = Operation("op-1", "drain", "llama", "ada", 1.0, {ID: shard.before})
+    assert operation.state(shard.board.snapshot, {ID: 2}) == "running"
+    assert operation.state(shard.board.snapshot, {ShardId("another"): 2}) == "done"
+
+
 @pytest.mark.parametrize("verb", list(VERBS))
 def test_a_later_wish_ends_the_earlier_one(verb: str) -> None:
     shard = ready()
@@ -167,9 +180,9 @@ def test_an_operation_on_several_instances_ends_with_the_last() -> None:
         board.ask(id_, Wish.STOP, "ada")
     operation = Operation("op-1", "stop", "m", "ada", 1.0, {id_: board.snapshot.shards[id_] for id_ in ids})
     cells[0].report(Stopped("x"))
-    assert operation.state(board.snapshot) == "running"
+    assert operation.state(board.snapshot, {}) == "running"
     cells[1].report(Stopped("x"))
-    assert operation.state(board.snapshot) == "done"
+    assert operation.state(board.snapshot, {}) == "done"
 
 
 @pytest.mark.parametrize(("verb", "state"), [("stop", "done"), ("drain", "done"), ("start", "failed")])
@@ -178,4 +191,4 @@ def test_a_shard_that_was_removed_meanwhile(verb: str, state: str) -> None:
     shard.wish(verb)
     operation = Operation("op-1", verb, "llama", "ada", 1.0, {ID: shard.before})
     shard.board.remove(ID)
-    assert operation.state(shard.board.snapshot) == state
+    assert operation.state(shard.board.snapshot, {}) == state

@@ -26,6 +26,7 @@ from llmgw.domain.status import (
     ShardStatus,
     Snapshot,
     Transition,
+    Want,
     Wish,
     advance,
     describe,
@@ -127,6 +128,11 @@ class Board:
         """True after a second signal: every stop is shortened to SIGKILL."""
         self.gateway_load: Cell[Mapping[ShardId, int]] = Cell({})
         """Requests that the gateway has under way, by shard; those without any are left out. The gateway's alone."""
+        self.wanted: Cell[Mapping[str, Want]] = Cell({})
+        """What requests wait for that no endpoint can serve now, by model. The gateway's alone."""
+        self.last_used: Cell[Mapping[ShardId, float]] = Cell({})
+        """When each shard last had a request of the gateway under way, in seconds since the epoch. The gateway's
+        alone."""
 
     # -- what the supervisor does ------------------------------------------------------------------------
 

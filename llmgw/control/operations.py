@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import frozen
 
 from llmgw.domain.shard import ShardId
-from llmgw.domain.status import Instance, ShardState, Snapshot, Wish
+from llmgw.domain.status import Instance, ShardState, Snapshot, Wish, has_given_up
 
 Verb = Literal["start", "stop", "restart", "drain"]
 VERBS: Mapping[str, Wish] = {"start": Wish.START, "stop": Wish.STOP, "restart": Wish.START, "drain": Wish.DRAIN}
@@ -48,9 +48,9 @@ def is_done(verb: str, before: Instance, now: Instance, in_gateway: int = 0) -> 
 
 def _gave_up(before: Instance, now: Instance) -> bool:
     """It failed after the wish, and what follows was decided: no further attempt."""
-    status = now.status
-    if status.state is not ShardState.FAILED or status.next_attempt is not None or not status.detail:
+    if not has_given_up(now.status):
         return False
+    status = now.status
     return before.status.state is not ShardState.FAILED or status.since != before.status.since
 
 

@@ -89,14 +89,21 @@ class Wish(StrEnum):
     START = "start"
     STOP = "stop"
     DRAIN = "drain"
+    SLEEP = "sleep"
+    """Loaded, in the engine's own sleep mode."""
+
+
+GATEWAY = "gateway"
+"""How the name of who wished begins where the gateway did, for requests or for want of them."""
 
 
 @frozen
 class Intent:
     """What is wanted and who wanted it. `restarts` counts the wishes to restart: a change is one restart.
 
-    `by` names the asker for people: `file` (autostart), `uid 1000 (ada)`, `reload`, `shutdown`.
-    `operator` marks wishes that hold over reload and over llmgw's own restart.
+    `by` names the asker for people: `file` (autostart), `uid 1000 (ada)`, `reload`, `gateway, idle for 5m`.
+    `operator` marks wishes that hold over reload and over llmgw's own restart; a stop or a drain without it leaves the
+    shard to be loaded by a request (`unload`), one with it does not (`stop`).
     """
 
     wish: Wish
@@ -108,6 +115,28 @@ class Intent:
     """Counts the wishes of this shard, so that the same wish made again is news."""
     restarted_by: str = ""
     """Who wanted the last restart: a reload restarts without touching what an operator wished."""
+
+    @property
+    def by_gateway(self) -> bool:
+        return self.by.startswith(GATEWAY)
+
+    @property
+    def is_kept(self) -> bool:
+        """It holds over llmgw's own restart: an operator's, and that the engine is unloaded or asleep, whoever said
+        so; a file that starts it would bring back what nobody uses."""
+        unloaded = self.wish in (Wish.STOP, Wish.SLEEP) and self.by != "file"
+        return self.operator or unloaded
+
+
+@frozen
+class Want:
+    """Requests that wait for a model without an endpoint. `since` is when the oldest came, in seconds since the epoch;
+    `band` the highest one among them."""
+
+    model: str
+    waiting: int
+    since: float
+    band: str
 
 
 @frozen
@@ -675,6 +704,33 @@ class Instance:
 
     status: ShardStatus
     intent: Intent
+
+
+def is_loadable(instance: Instance, *, on_demand: bool) -> bool:
+    """A request may bring it up (again): it has an `idle_timeout` (`on_demand`), or sleeps and can be woken. Not what
+    an operator has stopped or drained, nor what failed so often that it is not tried again. True also while it is up.
+    """
+    intent, status = instance.intent, instance.status
+    if (intent.operator and intent.wish in (Wish.STOP, Wish.DRAIN)) or has_given_up(status):
+        return False
+    return on_demand or status.condition(ConditionKind.SLEEPING) is not None
+
+
+def is_coming(instance: Instance) -> bool:
+    """It comes without anybody's asking: under way, waiting for its next attempt or its GPUs, or ill for the moment."""
+    status = instance.status
+    if instance.intent.wish is not Wish.START or status.condition(ConditionKind.SLEEPING) is not None:
+        return False
+    if status.state is ShardState.FAILED:
+        return status.next_attempt is not None
+    # Stopped although it is wanted: it ended by itself and stays down. A restart passes through in no time.
+    return status.state is not ShardState.STOPPED
+
+
+def has_given_up(status: ShardStatus) -> bool:
+    """It failed, and it was decided that there is no further attempt until told."""
+    # The detail is the decision's text: between a failure and the decision it is empty.
+    return status.state is ShardState.FAILED and status.next_attempt is None and bool(status.detail)
 
 
 @frozen

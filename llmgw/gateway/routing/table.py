@@ -12,7 +12,16 @@ from attrs import field, frozen
 
 from llmgw.config.model import Config
 from llmgw.domain.shard import Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
-from llmgw.domain.status import ConditionKind, Instance, ShardState, ShardStatus, Snapshot, Wish
+from llmgw.domain.status import (
+    ConditionKind,
+    Instance,
+    ShardState,
+    ShardStatus,
+    Snapshot,
+    Wish,
+    is_coming,
+    is_loadable,
+)
 
 Key = tuple[ShardId, int]
 """An endpoint's identity: the instance and its generation. An engine that was started anew is another endpoint."""
@@ -193,8 +202,8 @@ def _model(name: str, specs: list[ShardSpec], instances: Mapping[ShardId, Instan
                     id=id_,
                     name=instance.status.name,
                     status=instance.status,
-                    loadable=_is_loadable(spec, instance),
-                    is_coming=endpoint is None and _is_coming(instance),
+                    loadable=is_loadable(instance, on_demand=spec.idle_timeout is not None),
+                    is_coming=endpoint is None and is_coming(instance),
                 )
             )
     aliases = dict.fromkeys(alias for spec in specs for alias in spec.aliases if alias != name)
@@ -226,24 +235,6 @@ def _endpoint(spec: ShardSpec, instance: Instance) -> Endpoint | None:
         first_byte_timeout=spec.first_byte_timeout,
         chunk_timeout=spec.chunk_timeout,
     )
-
-
-def _is_loadable(spec: ShardSpec, instance: Instance) -> bool:
-    intent, status = instance.intent, instance.status
-    if intent.operator and intent.wish is not Wish.START:
-        return False
-    sleeps = spec.idle_action == "sleep" and status.condition(ConditionKind.SLEEPING) is not None
-    return spec.idle_timeout is not None or sleeps
-
-
-def _is_coming(instance: Instance) -> bool:
-    status = instance.status
-    if instance.intent.wish is not Wish.START or status.condition(ConditionKind.SLEEPING) is not None:
-        return False
-    if status.state is ShardState.FAILED:
-        return status.next_attempt is not None
-    # Stopped although it is wanted: it ended by itself and stays down. A restart passes through in no time.
-    return status.state is not ShardState.STOPPED
 
 
 def _may_finish(instance: Instance) -> bool:

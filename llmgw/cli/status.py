@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps({**answer, "shards": shards}, ensure_ascii=not look(args.color).unicode))
     else:
-        print_status(answer, shards, look(args.color))
+        print_status(answer, shards, look(args.color), named=bool(args.shards))
     return view.exit_code(shards)
 
 
@@ -62,22 +62,23 @@ def pick(answer: dict[str, Any], names: list[str]) -> list[Any]:
     return shards
 
 
-def print_status(answer: dict[str, Any], shards: list[Any], screen: Screen) -> None:
+def print_status(answer: dict[str, Any], shards: list[Any], screen: Screen, *, named: bool = False) -> None:
+    """`named`: these were asked for by name, so more is told of them."""
     if screen.drawn:
         from llmgw.cli.status_picture import print_drawn
 
-        print_drawn(answer, shards, screen)
+        print_drawn(answer, shards, screen, named=named)
     else:
-        sys.stdout.write("\n".join(plain(answer, shards, unicode=screen.unicode)) + "\n")
+        sys.stdout.write("\n".join(plain(answer, shards, unicode=screen.unicode, named=named)) + "\n")
 
 
-def plain(answer: dict[str, Any], shards: list[Any], *, unicode: bool) -> list[str]:
+def plain(answer: dict[str, Any], shards: list[Any], *, unicode: bool, named: bool = False) -> list[str]:
     """The whole picture as text: nothing cut, no colour."""
     now = answer["now"]
     lines = [*view.head_lines(answer), ""]
     rows = [view.row(shard, now, unicode=unicode) for shard in shards]
     lines += plain_lines(view.COLUMNS, rows) if rows else ["no shards"]
-    for paragraph in view.paragraphs(shards, now):
+    for paragraph in [*(view.facts(shards) if named else ()), *view.paragraphs(shards, now)]:
         lines += ["", *paragraph]
     return lines
 

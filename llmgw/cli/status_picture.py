@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from llmgw.cli.screen import Screen
 
 
-def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen, *, wrapped: bool = False) -> Group:
+def drawn(
+    answer: dict[str, Any], shards: list[Any], screen: Screen, *, wrapped: bool = False, named: bool = False
+) -> Group:
     """The same with colours and one line per shard; a detail that had to be cut stands below in full.
 
     `wrapped` breaks long lines here, for a picture that is drawn again and again: its lines would be cut off instead.
@@ -42,16 +44,16 @@ def drawn(answer: dict[str, Any], shards: list[Any], screen: Screen, *, wrapped:
     for cells in rows:
         if len(cells[-1]) > room and cells[0] not in told:
             parts += [Text(), text(f"{cells[0]}: {cells[-1]}")]
-    for paragraph in view.paragraphs(shards, now):
+    for paragraph in [*(view.facts(shards) if named else ()), *view.paragraphs(shards, now)]:
         parts += [Text(), text("\n".join(paragraph))]
     return Group(*parts)
 
 
-def print_drawn(answer: dict[str, Any], shards: list[Any], screen: Screen) -> None:
+def print_drawn(answer: dict[str, Any], shards: list[Any], screen: Screen, *, named: bool) -> None:
     from llmgw.cli.table import console
 
     out = console(screen)
     with out.capture() as captured:
-        out.print(drawn(answer, shards, screen))
+        out.print(drawn(answer, shards, screen, named=named))
     # rich pads every line to the width of the table.
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")

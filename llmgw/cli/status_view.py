@@ -187,6 +187,27 @@ TOO_FEW = "this node has only"
 MOVE_AWAY = "it runs on, and nothing new goes to that card; llmgw restart {name} moves it to another one if one is free"
 
 
+SLOTS_FROM = {
+    "max_inflight": "by max_inflight",
+    "args": "by its own arguments",
+    "props": "by its own /props",
+    "server_info": "by its own /server_info",
+}
+
+
+def facts(shards: Iterable[Shard]) -> list[list[str]]:
+    """What is told of shards that were asked for by name, and would only fill the picture of a whole node."""
+    lines = []
+    for shard in shards:
+        slots = shard.get("slots")
+        if slots is not None:
+            source = shard["slots_from"]
+            lines.append(
+                f"{shard['name']}: gets {counted(slots, 'request')} at a time ({SLOTS_FROM.get(source, source)})"
+            )
+    return [[neutralise(line) for line in lines]] if lines else []
+
+
 def _about_gpus(shard: Shard) -> list[str]:
     """What to do where its GPUs are the matter; empty when they are not."""
     texts = {condition["kind"]: condition["text"] for condition in shard.get("conditions") or ()}

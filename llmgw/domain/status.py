@@ -309,10 +309,10 @@ class Retitled:
 
 @frozen
 class SlotsFound:
-    """How many requests it works on at a time is known now; `source` as in `ShardStatus.slots_from`."""
+    """How many requests it gets at a time, by a new answer or a new file; `source` as in `ShardStatus.slots_from`."""
 
-    slots: int
-    source: str
+    slots: int | None
+    source: str = ""
 
 
 Event = (
@@ -453,9 +453,9 @@ class ShardStatus:
     api_key: Secret | None = None
     """What the engine asks for, for those who send it requests. Never shown."""
     slots: int | None = None
-    """Requests that it works on at a time, as far as that is known."""
+    """Requests that it gets at a time, as far as that is known."""
     slots_from: str = ""
-    """Where `slots` was read: `args`, `props`, `server_info`."""
+    """Where `slots` was read: `max_inflight` of the file, else the engine's `args`, `props` or `server_info`."""
 
     def condition(self, kind: ConditionKind) -> Condition | None:
         return next((c for c in self.conditions if c.kind is kind), None)

@@ -296,9 +296,9 @@ class Engine:
         return Secret(self._record.api_key, "record") if self._record.api_key is not None else None
 
     @property
-    def slots(self) -> tuple[int, str] | None:
-        """Requests that it works on at a time, and where that was read; None while it is not known."""
-        return (self._record.slots, self._record.slots_from) if self._record.slots is not None else None
+    def slots(self) -> tuple[int | None, str]:
+        """Requests that it works on at a time by its own limit, and where that was read; None is not known."""
+        return self._record.slots, self._record.slots_from
 
     @property
     def served_names(self) -> tuple[str, ...]:

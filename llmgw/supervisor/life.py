@@ -36,7 +36,6 @@ from llmgw.domain.status import (
     ReadyConfirmed,
     ShardState,
     ShardStatus,
-    SlotsFound,
     Steadied,
     StopBegan,
     Wish,
@@ -135,6 +134,7 @@ class Reporter(Protocol):
     @property
     def is_retired(self) -> bool: ...
     def report(self, event: Event) -> None: ...
+    def show_slots(self, engine: Engine) -> None: ...
 
 
 def gone_bad(inventory: Inventory, uuids: Sequence[str], labels: Sequence[str]) -> str:
@@ -187,7 +187,7 @@ class Life:
         self._scope = trio.CancelScope()
         self._health_path = spec.ready_path or self._profile.ready_path
         self._models_path = spec.models_path
-        self._asks_slots = self._profile.slots_path is not None and engine.slots is None
+        self._asks_slots = self._profile.slots_path is not None and engine.slots[0] is None
 
     async def watch(self) -> Ending:
         """Watch until one of the watchers decides how it ends; returns the first decision."""
@@ -403,7 +403,7 @@ class Life:
         found = slots_in_answer(self._profile.kind, answer.body) if answer.is_yes else None
         if found is not None:
             self._engine.note_slots(found)
-            self._shard.report(SlotsFound(found.count, found.source))
+            self._shard.show_slots(self._engine)
 
     async def _become_ready(self, verdict: Verdict) -> None:
         shard = self._shard

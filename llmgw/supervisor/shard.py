@@ -158,6 +158,11 @@ class Shard:
         else:
             log.info("%s: %s", after.name, text)
 
+    def show_slots(self, engine: Engine) -> None:
+        """How many requests the engine gets at a time: what the file says, else its own limit."""
+        written = self.spec.max_inflight
+        self.report(SlotsFound(written, "max_inflight") if written is not None else SlotsFound(*engine.slots))
+
     async def run(self, takeover: Takeover | None = None) -> None:
         """Live until llmgw leaves or it is retired. An error in this task fails this shard and never leaves it."""
         while True:
@@ -203,6 +208,9 @@ class Shard:
                 self.report(ConditionSet(ConditionKind.HELD, orders.held))
             elif self.status.condition(ConditionKind.HELD):
                 self.report(ConditionCleared(ConditionKind.HELD))
+            engine = self._host.engines.get(self.id)
+            if engine is not None and self.status.state.is_live:
+                self.show_slots(engine)
 
     async def _live(self, takeover: Takeover | None) -> None:
         again = takeover is not None
@@ -356,8 +364,7 @@ class Shard:
                 self.report(Launched(*facts, engine.key))
             else:
                 self.report(Adopted(*facts, engine.launched_at, engine.key))
-            if engine.slots is not None:
-                self.report(SlotsFound(*engine.slots))
+            self.show_slots(engine)
             self._held.set(False)
             self._cards = engine.gpu_uuids
             if engine.allowed:

@@ -1,5 +1,6 @@
 """The fake SGLang: port bound last, a model list before it is ready, crashes that end by SIGKILL."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -134,3 +135,15 @@ def test_temp_files_and_a_shared_name_stay_after_a_clean_stop(start, engines_tmp
     assert engine.wait_exit() == 0
     assert names and all(os.path.exists(name) for name in names)
     assert len(list(engines_tmp.glob("tmp*"))) == 5
+
+
+def test_server_info_tells_what_was_asked_for_and_what_there_is_room_for(start):
+    engine = start(*SERVE, "--max-running-requests", "7").wait_ready()
+    status, body = engine.ask("/server_info")
+    info = json.loads(body)
+    assert status == 200
+    assert info["max_running_requests"] == 7
+    assert [state["effective_max_running_requests_per_dp"] for state in info["internal_states"]] == [7]
+    own_choice = json.loads(start(*SERVE).wait_ready().ask("/server_info")[1])
+    assert own_choice["max_running_requests"] is None
+    assert own_choice["internal_states"][0]["effective_max_running_requests_per_dp"] == 256

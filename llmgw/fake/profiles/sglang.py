@@ -438,14 +438,24 @@ class Leader:
                 connection.reply(200, self._metrics(), "text/plain; version=0.0.4")
             else:
                 connection.reply(404, b'{"detail":"Not Found"}')
-        elif path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
+        elif path in ("/model_info", "/get_model_info"):
             connection.reply(200, json.dumps({"model_path": self._setup.model, "is_generation": True}).encode())
+        elif path in ("/server_info", "/get_server_info"):
+            connection.reply(200, json.dumps(self._server_info()).encode())
         elif path == "/v1/loads":
             connection.reply(200, self._loads())
         elif path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             self._completions.accept(request, connection)
         else:
             connection.reply(404, b'{"detail":"Not Found"}')
+
+    def _server_info(self) -> dict[str, object]:
+        """The options as given, and what the one data-parallel rank made of them."""
+        setup = self._setup
+        given = setup.max_running if setup.given.has("max-running-requests") else None
+        state = {"last_gen_throughput": 0.0, "effective_max_running_requests_per_dp": setup.max_running}
+        info = {"model_path": setup.model, "served_model_name": setup.name, "max_running_requests": given}
+        return {**info, "internal_states": [state], "version": "0.5.23"}
 
     def _allowed(self, request: Request) -> bool:
         keys = self._setup.keys

@@ -361,7 +361,7 @@ def command_of(
     notes += [note] if note else []
     known = profile(spec.engine)
     served = config.gateway is not None
-    no_key = why_no_key(spec, served=served)
+    no_key = why_no_key(spec.engine, spec.env, written=spec.api_key is not None, served=served)
     if no_key is None:
         notes.append(f"{known.key_variable} is a new one at each start, which the gateway sends")
         spec = with_key(spec, "made at the launch")

@@ -666,7 +666,7 @@ _SHARD_KEYS: tuple[Key, ...] = (
         Text(r"[A-Za-z0-9.:-]{1,253}|\$\{node\.address\}", "an address such as 127.0.0.1, 0.0.0.0 or ::1"),
         "Address the engine binds.",
         default="127.0.0.1",
-        rule="A warning when it is not loopback and there is no `api_key`.",
+        rule="A warning when it is not loopback and the engine asks for no key.",
         effect="replace",
     ),
     Key(
@@ -728,9 +728,11 @@ _SHARD_KEYS: tuple[Key, ...] = (
     Key(
         "api_key",
         SecretKind(),
-        "Key the engine asks for; probes use it. It goes through environment or file where the engine allows that "
-        "(SGLang does not).",
-        default_text="none; generated for shards that the gateway serves",
+        "Key the engine asks for; probes and the gateway send it. It goes through the environment where the engine "
+        "allows that (SGLang does not). With a `[gateway]`, vllm and llamacpp get a new one at each start, which "
+        "nobody else knows; an engine that runs when `[gateway]` comes or goes is left as it is until its next start.",
+        default_text="none; generated for vllm and llamacpp with a `[gateway]`",
+        rule="To have no key made, name the engine's variable in `env`: `VLLM_API_KEY = { unset = true }`.",
         effect="replace",
         sample={"credential": "engine_key"},
     ),
@@ -928,7 +930,9 @@ _SHARD_KEYS: tuple[Key, ...] = (
     Key(
         "max_inflight",
         Integer(1, 1_000_000, words=("auto",)),
-        "Requests sent to one instance at a time; the rest waits in the gateway. `auto`: the engine's own limit.",
+        "Requests sent to one instance at a time; the rest waits in the gateway. `auto`: the engine's own limit, from "
+        "its options (`max-num-seqs`, `max-running-requests`, `parallel`), else from its own answer (/props of "
+        "llama-server, /server_info of SGLang), else 256. `llmgw status SHARD` shows it.",
         default="auto",
         rule="1 or more.",
     ),

@@ -18,6 +18,7 @@ from llmgw.config.written import Setting, Written, require
 from llmgw.domain.secret_names import sounds_secret
 from llmgw.domain.shard import UNSET, EngineKind, Limits, ParallelLayout, RestartPolicy, Secret, ShardSpec
 from llmgw.engines.adapter import owning_key, profile
+from llmgw.engines.keys import why_no_key
 from llmgw.engines.options import normal_name
 
 NOT_INHERITED = ("name", "gpus", "port", "inherit")
@@ -186,7 +187,7 @@ def _check_one(reading: Reading, shard: Shard, around: Surroundings) -> None:
     shard.here = _matches(shard.value("where"), around.labels)
     if merged.is_usable("gpus", "tensor_parallel", "pipeline_parallel", "data_parallel", "nodes", "engine"):
         _check_sizes(reading, shard, around)
-    _check_engine(reading, shard)
+    _check_engine(reading, shard, around)
     _check_args(reading, shard)
     _check_limits(reading, shard)
     _check_idle(reading, shard, around)
@@ -242,7 +243,7 @@ def _check_sizes(reading: Reading, shard: Shard, around: Surroundings) -> None:
         _fail(reading, shard, "share_gpus", "share-needs-memory", "share_gpus needs gpu_memory", 'for example "40GiB"')
 
 
-def _check_engine(reading: Reading, shard: Shard) -> None:
+def _check_engine(reading: Reading, shard: Shard, around: Surroundings) -> None:
     merged, engine = shard.merged, shard.engine
     if not merged.is_usable("engine"):
         return
@@ -263,12 +264,9 @@ def _check_engine(reading: Reading, shard: Shard) -> None:
         _fail(reading, shard, "stall_timeout", "engine-cannot", message, 'write stall_timeout = "off"')
     host = str(shard.value("host"))
     is_local = host == "localhost" or host == "::1" or host.startswith("127.")
-    if (
-        shard.value("port") != "unix"
-        and not is_local
-        and not shard.is_written("api_key")
-        and merged.is_usable("api_key")
-    ):
+    env, written = shard.value("env"), shard.is_written("api_key")
+    is_open = not written and why_no_key(engine, env, written=written, served=around.has_gateway) is not None
+    if shard.value("port") != "unix" and not is_local and is_open and merged.is_usable("api_key"):
         message = f"{host} can be reached from other machines and the engine asks for no key"
         reading.warn(merged.place_of("host"), "open-engine", message, 'set api_key, or host = "127.0.0.1"')
 

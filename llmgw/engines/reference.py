@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from llmgw.domain.shard import EngineKind
-from llmgw.engines.adapter import ADAPTERS
+from llmgw.engines.adapter import ADAPTERS, EngineProfile
 from llmgw.engines.environment import DROPPED_VARIABLES
 from llmgw.engines.rules import ENDINGS, MEMORY_OPTION, RULES
 from llmgw.engines.variables import VARIABLES
@@ -124,8 +124,33 @@ def engines_page() -> str:
         "`api_key` reaches vLLM as `VLLM_API_KEY` and llama-server as `LLAMA_API_KEY`, in the environment, which "
         "other users cannot read. SGLang takes it on the command line only, where every user of the machine can; "
         "llmgw warns. llama-server splits its key at commas, so a key with one is refused.",
+        "",
+        "With a `[gateway]`, a shard of vLLM or llama.cpp without `api_key` gets a key of llmgw's making, another one "
+        "at each start: only the gateway and llmgw's own questions can use the engine then. It stands in the shard's "
+        "record below `state_dir` (mode 0600), so that an engine which is taken over keeps it, and nowhere else; "
+        "`llmgw plan SHARD` shows `***`. It is no key of the file: when `[gateway]` is added or removed, running "
+        "engines go on as they are until their next start. Name the variable in the shard's `env` to have none made "
+        "(`VLLM_API_KEY = { unset = true }`), or write `api_key` for one that others know too. For SGLang and for "
+        '`engine = "command"` none is made: keep those on loopback.',
+        "",
+        "## How many requests it works on at a time",
+        "",
+        'With `max_inflight = "auto"` the gateway sends an engine as many requests at a time as it works on:',
+        "",
+        "| engine | option on its command line | else asked when it becomes ready |",
+        "|---|---|---|",
+        *(_slots_row(adapter.profile) for adapter in ADAPTERS.values() if adapter.profile.slots_options),
+        "",
+        "What neither says counts as 256. With data parallel copies the option counts for each copy, as the engine "
+        "reads it; SGLang with `--enable-dp-attention` divides it among them.",
     ]
     return "\n".join(out).rstrip() + "\n"
+
+
+def _slots_row(profile: EngineProfile) -> str:
+    options = " or ".join(f"`{'-' if len(name) < 3 else '--'}{name}`" for name in profile.slots_options)
+    asked = f"`{profile.slots_path}`" if profile.slots_path is not None else "no"
+    return f"| {_NAMES[profile.kind]} | {options} | {asked} |"
 
 
 def _general(text: str) -> str:

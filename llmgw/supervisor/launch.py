@@ -638,7 +638,8 @@ async def _spawn(host: Host, id_: ShardId, spec: ShardSpec, tail: FollowedTail) 
         raise LaunchRefused(_reason_of(problems))
     allowed = tuple(finding.message for finding in findings if finding.code in spec.allow)
     devices, before = _devices(host, placed)
-    if why_no_key(spec, served=host.config.value.gateway is not None) is None:
+    served, written = host.config.value.gateway is not None, spec.api_key is not None
+    if why_no_key(spec.engine, spec.env, written=written, served=served) is None:
         spec = with_key(spec, host.new_key())
     plan = _plan(host, id_, spec, endpoint, devices)
     try:

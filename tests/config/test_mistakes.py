@@ -435,6 +435,13 @@ def test_keys_that_contradict_each_other_are_found(written, code):
     assert codes(shard(**written)) == [code]
 
 
+def test_an_open_engine_is_none_when_the_gateways_key_is_made_for_it():
+    gateway = "[gateway]\nlisten = '127.0.0.1:8080'\n"
+    assert codes(gateway + shard(host='"0.0.0.0"')) == []
+    assert codes(gateway + shard(host='"0.0.0.0"', engine='"sglang"')) == ["open-engine"]
+    assert codes(gateway + shard(host='"0.0.0.0"', env="{ VLLM_API_KEY = { unset = true } }")) == ["open-engine"]
+
+
 def test_a_shard_over_nodes_has_its_own_rules():
     cluster = "[cluster]\nname = 'c'\netcd = ['http://10.0.0.1:2379']\n"
     assert codes(cluster + shard(nodes="2", gpus="4")) == []

@@ -13,6 +13,10 @@ KEY = "k3y-of-this-start"
 READS_ITS_ENVIRONMENT = {EngineKind.VLLM: "VLLM_API_KEY", EngineKind.LLAMACPP: "LLAMA_API_KEY"}
 
 
+def why_not(spec: ShardSpec, *, served: bool = True) -> str | None:
+    return why_no_key(spec.engine, spec.env, written=spec.api_key is not None, served=served)
+
+
 def spec_of(kind: EngineKind, **keys: object) -> ShardSpec:
     if kind is EngineKind.COMMAND:
         keys.setdefault("command", ("/opt/serve",))
@@ -24,7 +28,7 @@ def test_an_engine_that_reads_its_key_from_the_environment_gets_one_that_no_comm
     kind: EngineKind, variable: str
 ) -> None:
     spec = spec_of(kind)
-    assert why_no_key(spec, served=True) is None
+    assert why_not(spec) is None
     keyed = with_key(spec, KEY)
     assert keyed.config_hash == spec.config_hash
     command = build_command(make_plan(kind, plan={"spec": keyed}))
@@ -36,21 +40,21 @@ def test_an_engine_that_reads_its_key_from_the_environment_gets_one_that_no_comm
 
 @pytest.mark.parametrize("kind", list(EngineKind))
 def test_without_a_gateway_nobody_would_send_it(kind: EngineKind) -> None:
-    assert why_no_key(spec_of(kind), served=False) == "there is no [gateway] to send it"
+    assert why_not(spec_of(kind), served=False) == "there is no [gateway] to send it"
 
 
 @pytest.mark.parametrize("kind", list(EngineKind))
 def test_a_key_of_the_file_is_left_alone(kind: EngineKind) -> None:
-    assert why_no_key(spec_of(kind, api_key=Secret("written")), served=True) == "api_key is written"
+    assert why_not(spec_of(kind, api_key=Secret("written"))) == "api_key is written"
 
 
 def test_a_key_that_every_user_could_read_is_not_made() -> None:
-    why = why_no_key(spec_of(EngineKind.SGLANG), served=True)
+    why = why_not(spec_of(EngineKind.SGLANG))
     assert why == "sglang takes a key on its command line only, where every user of the machine can read it"
-    assert why_no_key(spec_of(EngineKind.COMMAND), served=True) == "llmgw does not know how this program takes a key"
+    assert why_not(spec_of(EngineKind.COMMAND)) == "llmgw does not know how this program takes a key"
 
 
 @pytest.mark.parametrize("value", ["mine", Secret("mine"), UNSET])
 @pytest.mark.parametrize(("kind", "variable"), READS_ITS_ENVIRONMENT.items())
 def test_what_the_shards_env_says_about_the_key_counts(kind: EngineKind, variable: str, value: object) -> None:
-    assert why_no_key(spec_of(kind, env={variable: value}), served=True) == f"{variable} is written in env"
+    assert why_not(spec_of(kind, env={variable: value})) == f"{variable} is written in env"

@@ -312,6 +312,11 @@ def no_engine(model: str, why: str, retry_after: float | None = None) -> Refusal
     return Refusal(503, "no-engine", message, retry_after, may_retry=retry_after is not None)
 
 
+def not_ready() -> Refusal:
+    message = "cannot answer anything now: no engine is ready and none is loaded on request; llmgw status says why"
+    return Refusal(503, "not-ready", message, DEFAULT_RETRY_AFTER)
+
+
 def still_loading(model: str, left: float) -> Refusal:
     """The estimate (seconds) is longer than `gateway.load_wait`."""
     message = f"cannot serve {_name(model)} yet: it loads for another {math.ceil(left)} s or so"

@@ -38,7 +38,8 @@ class Route:
     shard: str = ""
     """UPSTREAM: the shard as the path names it (`NAME` or `NAME/i`)."""
     what: str = ""
-    """UPSTREAM: the engine's path. MODELS: the name of the one model that is asked for, or empty."""
+    """UPSTREAM: the engine's path. MODELS: the name of the one model that is asked for, or empty. UI: `status` for what
+    the page shows, empty for the page itself."""
     is_known: bool = True
     """INFERENCE: a path that always takes a model; without one in its body that is the client's mistake (400). Any
     other one below /v1/ without a model has nobody who could answer it (404)."""
@@ -89,6 +90,7 @@ _MODEL_NAME_MAX = 1024
 _ROUTES = {
     **{(b"POST", name.encode()): Route(Kind.INFERENCE, name) for name in _INFERENCE},
     **{(method, path): Route(kind, path.decode()) for path, kind in _ITS_OWN.items() for method in (b"GET", b"HEAD")},
+    (b"GET", b"/ui/status"): Route(Kind.UI, "/ui/status", what="status"),
 }
 _OPTIONS = Route(Kind.OPTIONS)
 _NO_MODEL = Route(Kind.NO_MODEL)

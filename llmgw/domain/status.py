@@ -225,7 +225,17 @@ class DrainEnded:
 
 @frozen
 class StopBegan:
+    """It is to end. `waits`: without any signal so far, for the requests that run in it."""
+
     text: str
+    waits: bool = False
+
+
+@frozen
+class WaitEnded:
+    """A stop waits no longer for requests; `left` are ended with the engine, as far as they were counted."""
+
+    left: int
 
 
 @frozen
@@ -324,6 +334,7 @@ Event = (
     | DrainBegan
     | DrainEnded
     | StopBegan
+    | WaitEnded
     | Stopped
     | Failed
     | Unplaced
@@ -347,6 +358,7 @@ EVENT_TYPES: tuple[type, ...] = (
     DrainBegan,
     DrainEnded,
     StopBegan,
+    WaitEnded,
     Stopped,
     Failed,
     Unplaced,
@@ -399,6 +411,7 @@ TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
     (_D, DrainBegan): _D,
     (_D, DrainEnded): _R,
     (_D, StopBegan): _D,
+    (_D, WaitEnded): _D,
     (_D, Stopped): _X,
     (_D, Failed): _F,
     (_X, Launched): _S,
@@ -447,6 +460,8 @@ class ShardStatus:
     endpoint: str | None = None
     gpus: tuple[str, ...] = ()
     activity: Activity | None = None
+    stop_waits: bool = False
+    """A stop has begun, and waits for the requests that run in it."""
     config_hash: str = ""
     load_seconds: float | None = None
     """How long the last load took, from launch to Ready."""
@@ -465,6 +480,12 @@ class ShardStatus:
         """May new requests be sent to it?"""
         blocking = {ConditionKind.UNHEALTHY, ConditionKind.SLEEPING, ConditionKind.STOPPING}
         return self.state is ShardState.READY and not any(c.kind in blocking for c in self.conditions)
+
+    @property
+    def may_finish(self) -> bool:
+        """May what runs in it go on? Not from the moment on in which nobody waits for it any more."""
+        is_up = self.state in (ShardState.READY, ShardState.DRAINING)
+        return is_up and (self.stop_waits or self.condition(ConditionKind.STOPPING) is None)
 
 
 def with_condition(
@@ -544,12 +565,15 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(status, detail=f"drained by {by}")
         case DrainEnded():
             return evolve(status, detail="")
-        case StopBegan(text=text):
+        case StopBegan(text=text, waits=waits):
             return evolve(
                 status,
                 detail=text,
+                stop_waits=waits,
                 conditions=with_condition(conditions, ConditionKind.STOPPING, text, now),
             )
+        case WaitEnded():
+            return evolve(status, stop_waits=False)
         case Stopped(text=text):
             return evolve(_ended(status), detail=text, reason=None, failures=0, next_attempt=None)
         case Failed(reason=reason, counted=counted):
@@ -618,6 +642,7 @@ def _ended(status: ShardStatus) -> ShardStatus:
         pgid=None,
         progress=None,
         activity=None,
+        stop_waits=False,
         api_key=None,
         slots=None,
         slots_from="",
@@ -652,6 +677,8 @@ def is_news(before: ShardStatus, event: Event, after: ShardStatus) -> bool:
     waits = before.condition(ConditionKind.BACKOFF) is not None and before.failures == after.failures
     if waits and isinstance(event, Failed | RetryScheduled):
         return before.reason != after.reason
+    if isinstance(event, WaitEnded):
+        return event.left > 0
     return not isinstance(event, QUIET_EVENTS)
 
 
@@ -677,6 +704,8 @@ def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
             return "back to ready"
         case StopBegan(text=text) | Stopped(text=text) | GaveUp(text=text):
             return text
+        case WaitEnded(left=left):
+            return f"{left} request{'s' * (left != 1)} still running, waited long enough"
         case Failed(reason=reason):
             return reason.cause
         case Unplaced(text=text):

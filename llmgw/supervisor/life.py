@@ -38,6 +38,7 @@ from llmgw.domain.status import (
     ShardStatus,
     Steadied,
     StopBegan,
+    WaitEnded,
     Wish,
 )
 from llmgw.engines.adapter import profile
@@ -84,6 +85,9 @@ METRICS_EVERY = 3
 
 DRAIN_POLL = 0.5
 """Seconds between two looks at the running requests while draining. The gateway tells its count twice as often."""
+
+CUT_PAUSE = 0.05
+"""Seconds for the gateway to end what is left in an engine, before a signal comes: it hears of it a moment later."""
 
 QUIET_LOOKS = 2
 """Looks in a row without a request until an engine behind the gateway counts as idle."""
@@ -175,6 +179,8 @@ class Life:
         self._progressed = self._launched
         self._ask_now = Cell(0)
         """Counts reasons to ask at once instead of at the next interval."""
+        self._left = 0
+        """Requests that a stop still waits for, by the last look."""
         self._drained_by = Cell("")
         """Who wished the drain that is in force; empty for none."""
         self._moved = Cell(0)
@@ -550,10 +556,12 @@ class Life:
         """Before any signal: out of routing, then wait until nothing runs, `drain_timeout` or a second signal."""
         shard = self._shard
         was = shard.status.state
-        shard.report(StopBegan(why))
-        if was not in (ShardState.READY, ShardState.DRAINING) or not self._can_count:
+        waits = was in (ShardState.READY, ShardState.DRAINING) and self._can_count
+        shard.report(StopBegan(why, waits))
+        if not waits:
             return
         host = self._host
+        self._left = 0
         with trio.move_on_after(shard.spec.limits.drain_timeout):
             async with trio.open_nursery() as nursery:
 
@@ -565,6 +573,9 @@ class Life:
                 nursery.start_soon(until, lambda: host.board.hurry.wait_value(bool))
                 await self._wait_idle(self._tell_stopping)
                 nursery.cancel_scope.cancel(reason="nothing runs any more")
+        shard.report(WaitEnded(self._left))
+        if self._left and self._is_served:
+            await trio.sleep(CUT_PAUSE)
 
     async def _follow_drain(self) -> None:
         """Tell how many requests are left in an engine that is drained and stays loaded: somebody waits for the last
@@ -581,8 +592,9 @@ class Life:
                 await self._wait_idle(partial(self._tell_drained, by))
 
     def _tell_stopping(self, left: int) -> None:
+        self._left = left
         if left:
-            self._shard.report(StopBegan(f"draining, {_in_words(left)} left"))
+            self._shard.report(StopBegan(f"draining, {_in_words(left)} left", waits=True))
 
     def _tell_drained(self, by: str, left: int) -> None:
         self._shard.report(Noticed(f"drained by {by}, {_in_words(left)} left" if left else f"drained by {by}"))

@@ -41,6 +41,7 @@ from llmgw.domain.status import (
     StopBegan,
     Stopped,
     Unplaced,
+    WaitEnded,
     advance,
     describe,
     is_news,
@@ -56,6 +57,7 @@ SAMPLES: dict[type, Event] = {
     DrainBegan: DrainBegan("ada"),
     DrainEnded: DrainEnded(),
     StopBegan: StopBegan("stop wished by ada"),
+    WaitEnded: WaitEnded(2),
     Stopped: Stopped("SIGTERM, 0.1 s"),
     Failed: Failed(REASON),
     Unplaced: Unplaced("needs 2 GPUs: 8 held by pid 4411 python"),
@@ -208,3 +210,20 @@ def test_what_only_a_living_engine_has_is_gone_with_it_and_its_key_is_never_show
     assert "s3cr3t" not in repr(status)
     status = advance(evolve(status, slots=7, slots_from="args"), Stopped("SIGTERM"), 2.0)
     assert (status.api_key, status.slots, status.slots_from) == (None, None, "")
+
+
+def test_what_runs_in_an_engine_may_finish_until_a_stop_waits_no_longer() -> None:
+    ready = advance(fresh(ShardState.LOADING), ReadyConfirmed(), 1.0)
+    assert ready.may_finish
+    assert walk(DrainBegan("ada"), start=ready).may_finish
+    waiting = walk(StopBegan("stop wished by ada", waits=True), start=ready)
+    assert waiting.may_finish and not waiting.routable
+    waiting = walk(StopBegan("draining, 2 requests left", waits=True), ActivitySeen(Activity(2)), start=waiting)
+    assert waiting.may_finish
+    over = walk(WaitEnded(2), start=waiting)
+    assert not over.may_finish
+    assert describe(waiting, WaitEnded(2), over) == "2 requests still running, waited long enough"
+    assert is_news(waiting, WaitEnded(2), over) and not is_news(waiting, WaitEnded(0), over)
+    # Its process is gone: nobody can finish anything there.
+    assert not walk(StopBegan("its main process is gone (exit code 1)"), start=ready).may_finish
+    assert not walk(StopBegan("its main process is gone (exit code 1)"), start=waiting).may_finish

@@ -181,7 +181,8 @@ def build_table(snapshot: Snapshot, config: Config) -> Table:
             endpoints[endpoint.key] = endpoint
         for alias in model.names:
             models[alias] = model
-    keys = {(id_, instance.status.generation) for id_, instance in snapshot.shards.items() if _may_finish(instance)}
+    statuses = ((id_, instance.status) for id_, instance in snapshot.shards.items())
+    keys = {(id_, status.generation) for id_, status in statuses if status.may_finish}
     return Table(models, endpoints, frozenset(keys - endpoints.keys()), snapshot.revision)
 
 
@@ -235,13 +236,6 @@ def _endpoint(spec: ShardSpec, instance: Instance) -> Endpoint | None:
         first_byte_timeout=spec.first_byte_timeout,
         chunk_timeout=spec.chunk_timeout,
     )
-
-
-def _may_finish(instance: Instance) -> bool:
-    """An engine that is up and that nobody has begun to end."""
-    status = instance.status
-    is_up = status.state in (ShardState.READY, ShardState.DRAINING)
-    return is_up and status.condition(ConditionKind.STOPPING) is None
 
 
 def read_address(text: str) -> TcpEndpoint | UnixEndpoint:

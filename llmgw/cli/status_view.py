@@ -92,7 +92,9 @@ def detail(shard: Shard, now: float, *, unicode: bool) -> str:
         rest = load_progress(shard, now, unicode=unicode)
     elif state == "draining":
         running = (shard.get("activity") or {}).get("running")
-        rest = ", ".join(part for part in (told, f"{counted(running, 'request')} left" if running else "") if part)
+        # llmgw counts with the gateway what is left; the engine's own number would only contradict it.
+        left = f"{counted(running, 'request')} left" if running and not told.endswith(" left") else ""
+        rest = ", ".join(part for part in (told, left) if part)
     elif state == "failed":
         rest = ", ".join(part for part in (told, next_step(shard, now)) if part)
     else:

@@ -75,6 +75,25 @@ def test_a_file_that_is_not_in_force_is_told_above_the_table() -> None:
     assert lines[2].startswith("/etc/llmgw/llmgw.toml is not in force: 3 errors since 10:41; see: llmgw check")
 
 
+def test_how_many_requests_an_engine_gets_is_told_of_shards_that_were_asked_for_by_name() -> None:
+    shards = [
+        a_shard("a", slots=4, slots_from="props"),
+        a_shard("b", slots=1, slots_from="max_inflight"),
+        a_shard("c", slots=None, slots_from=""),
+        a_shard("d", slots=7, slots_from="a-newer-way"),
+    ]
+    wanted = [
+        "",
+        "a: gets 4 requests at a time (by its own /props)",
+        "b: gets 1 request at a time (by max_inflight)",
+        "d: gets 7 requests at a time (a-newer-way)",
+    ]
+    assert plain(a_status(*shards), shards, unicode=False, named=True)[-4:] == wanted
+    assert not any("at a time" in line for line in plain(a_status(*shards), shards, unicode=False))
+    # Of an llmgw that does not know it yet.
+    assert view.facts([a_shard("old")]) == []
+
+
 def detail(**changes: Any) -> str:
     return view.detail(a_shard(**changes), NOW, unicode=False)
 
@@ -92,6 +111,13 @@ def test_an_engine_that_was_taken_over_is_not_called_late() -> None:
 def test_an_estimate_that_is_not_known_is_left_out() -> None:
     progress = {"phase": "weights", "fraction": 0.0, "done": 0, "total": 1, "eta": None}
     assert detail(state="loading", progress=progress) == "----------   0% weights 0/1"
+
+
+def test_what_is_left_in_a_drained_engine_is_told_once() -> None:
+    activity = {"running": 2, "waiting": 0, "tokens_per_second": None, "kv_usage": None}
+    told = "draining, 3 requests left"
+    assert detail(state="draining", detail=told, activity=activity) == told
+    assert detail(state="draining", detail="drained by ada", activity=activity) == "drained by ada, 2 requests left"
 
 
 def test_conditions_stand_in_the_detail_with_their_text() -> None:

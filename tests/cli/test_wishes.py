@@ -47,6 +47,18 @@ def test_a_stop_that_is_waited_for_tells_each_state_in_a_line(tmp_path: Path) ->
     assert done.stdout == "embed  draining  draining, 3 requests left\nembed: stopped (SIGTERM, 4.2 s); GPU 7 free\n"
 
 
+def test_a_drain_is_over_when_llmgw_says_so_and_not_when_the_engine_counts_nothing(tmp_path: Path) -> None:
+    waits = a_shard(state="draining", detail="drained by ada, 1 request left")
+    idle = a_shard(state="draining", detail="drained by ada")
+    script = Script("drain", ("running", waits), ("running", waits), ("done", idle))
+    done, _ = wish(tmp_path, script, "embed", "--wait")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "embed  draining  drained by ada, 1 request left",
+        "embed: drained; it stays loaded until llmgw start or llmgw stop",
+    ]
+
+
 def test_a_start_that_cannot_succeed_ends_with_cause_proof_and_remedy(tmp_path: Path) -> None:
     reason = {
         "code": "D9",

@@ -36,6 +36,8 @@ RECORD = ShardRecord(
     gpu_memory_before={"GPU-aa": 12, "GPU-bb": None},
     allowed=("fp8 below 8.9",),
     api_key="secret",
+    slots=4,
+    slots_from="props",
     shm=(ShmFile("psm_ab", 7),),
     tmp_dir="/state/tmp/0a1b2c3d",
     launched_at=1.5,
@@ -100,6 +102,13 @@ def test_a_key_of_a_newer_llmgw_is_ignored_and_a_record_under_a_wrong_name_is_no
     store.save(RECORD)
     os.rename(store.path(RECORD.id), store.path(ShardId("other", 0)))
     assert "llama-70b/1" in store.load_all().bad[0].why
+
+
+def test_a_record_of_an_older_llmgw_has_no_slots_and_is_one_all_the_same() -> None:
+    older = {key: value for key, value in RECORD.as_json().items() if not key.startswith("slots")}
+    assert parse_record(json.dumps(older).encode()) == evolve(RECORD, slots=None, slots_from="")
+    with pytest.raises(ValueError, match="slots"):
+        parse_record(json.dumps({**RECORD.as_json(), "slots": 0}).encode())
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.dictionaries(st.text(), c)))

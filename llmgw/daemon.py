@@ -33,13 +33,19 @@ from llmgw.config.render import render_problems
 from llmgw.config.show import show_config
 from llmgw.config.supported import not_served_yet
 from llmgw.control import server as control
-from llmgw.control.api import LogSource, ReloadAnswer
+from llmgw.control.api import LogSource, ReloadAnswer, status_json
 from llmgw.discovery.inventory_json import node_json
 from llmgw.discovery.pins import find_gpu
 from llmgw.domain.hardware import Gpu, Inventory
 from llmgw.domain.host import HostFacts, PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
+from llmgw.gateway import listeners as gateway_sockets
+from llmgw.gateway.answering import Silent
+from llmgw.gateway.assembly import make_gateway
+from llmgw.gateway.listeners import Listeners
+from llmgw.gateway.own_pages import Page
+from llmgw.gateway.server import Gateway
 from llmgw.http.unix_socket import UnixSocket
 from llmgw.own_log import set_up_logging
 from llmgw.preflight.rules import preflight
@@ -64,6 +70,9 @@ CHECK_TIMEOUT = 60.0
 
 INHERITED_SOCKET = "LLMGW_SOCKET_FD"
 """Carries the control socket over an upgrade, so that no client meets a closed door."""
+
+INHERITED_GATEWAY = "LLMGW_GATEWAY_FDS"
+"""Carries the gateway's listening sockets over an upgrade: `name=descriptor`, separated by commas."""
 
 LATE_SIGNAL = "LLMGW_LATE_SIGNAL"
 """Over an upgrade: the number of a signal that came when the old code was leaving already. The new code obeys it."""
@@ -108,21 +117,36 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
         make_folder(folder, mode)
     locks = Locks.take((settings.state_dir, settings.runtime_dir), os.environ)
     try:
-        door = _open_door(config)
+        passed = _passed_sockets()
+        door = _open_door(config, passed)
+        listeners = Listeners({name: fd for name, fd in passed.items() if name.startswith(gateway_sockets.NAME)})
         late = LateSignals(os.environ.pop(LATE_SIGNAL, ""))
         try:
+            wanted = config.gateway.listen if config.gateway is not None else ()
+            listeners.adopt(wanted, listeners.bind(wanted))
             while True:
-                daemon = Daemon(config, path, node, door, late)
+                daemon = Daemon(config, path, node, door, listeners, late)
                 code = trio.run(daemon.serve)
                 if not daemon.upgrading:
                     late.ignore()
                     return code
                 config = daemon.in_force
-                _execute_anew(locks, door, late)
+                _execute_anew(locks, door, listeners, late)
         finally:
+            listeners.close()
             door.close()
     finally:
         locks.release()
+
+
+def _passed_sockets() -> dict[str, int]:
+    """Listening sockets by name: kept over an upgrade, or given by systemd."""
+    kept = os.environ.pop(INHERITED_GATEWAY, None)
+    if kept is None:
+        return systemd.listen_fds(os.environ)
+    # After an upgrade the variables of systemd still stand there, and their numbers mean something else by now.
+    pairs = (pair.partition("=") for pair in kept.split(",") if pair)
+    return {name: int(number) for name, _, number in pairs if number.isdecimal()}
 
 
 def _raise_open_files() -> None:
@@ -143,7 +167,7 @@ def make_folder(path: str, mode: int) -> None:
         ) from error
 
 
-def _open_door(config: Config) -> UnixSocket:
+def _open_door(config: Config, passed: Mapping[str, int]) -> UnixSocket:
     """The control socket: kept over an upgrade, given by systemd, or bound anew."""
     settings = config.supervisor
     inherited = os.environ.pop(INHERITED_SOCKET, "")
@@ -151,18 +175,25 @@ def _open_door(config: Config) -> UnixSocket:
     if number.isdecimal():
         # Without a path it is systemd's: the file must outlive us.
         return control.take_over(int(number), bound_at or None)
-    passed = systemd.listen_fds(os.environ)
-    if passed:
-        return control.take_over(next(iter(passed.values())), None)
+    given = next((fd for name, fd in passed.items() if not name.startswith(gateway_sockets.NAME)), None)
+    if given is not None:
+        return control.take_over(given, None)
     door = control.bind(settings.socket, mode=settings.socket_mode, group=settings.socket_group)
     control.point_clients(settings.runtime_dir, settings.socket)
     return door
 
 
-def _execute_anew(locks: Locks, door: UnixSocket, late: LateSignals) -> None:
+def _execute_anew(locks: Locks, door: UnixSocket, listeners: Listeners, late: LateSignals) -> None:
     """Become the new code: same pid, engines stay children, locks and socket are passed on. Returns if that failed."""
-    env = {**os.environ, **locks.pass_on(), INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}"}
-    os.set_inheritable(door.fileno(), True)
+    kept = listeners.descriptors()
+    env = {
+        **os.environ,
+        **locks.pass_on(),
+        INHERITED_SOCKET: f"{door.fileno()}:{door.path or ''}",
+        INHERITED_GATEWAY: ",".join(f"{name}={fd}" for name, fd in kept.items()),
+    }
+    for fd in (door.fileno(), *kept.values()):
+        os.set_inheritable(fd, True)
     logging.shutdown()
     try:
         env[LATE_SIGNAL] = late.pass_on()
@@ -171,7 +202,8 @@ def _execute_anew(locks: Locks, door: UnixSocket, late: LateSignals) -> None:
         late.keep()
         log.error("cannot go over to the new code: %s; going on with the old one", error)
         locks.keep()
-        os.set_inheritable(door.fileno(), False)
+        for fd in (door.fileno(), *kept.values()):
+            os.set_inheritable(fd, False)
 
 
 class LateSignals:
@@ -214,13 +246,24 @@ class LateSignals:
 class Daemon:
     """One run of the event loop: the services, and what the control socket asks of the whole."""
 
-    def __init__(self, config: Config, path: str, node: str | None, door: UnixSocket, late: LateSignals) -> None:
+    def __init__(
+        self,
+        config: Config,
+        path: str,
+        node: str | None,
+        door: UnixSocket,
+        listeners: Listeners,
+        late: LateSignals,
+    ) -> None:
         self.upgrading = False
         self._late = late
         self.board = Board(strict=STRICT in os.environ)
         self._path = path
         self._node = node
         self._door = door
+        self._listeners = listeners
+        self._gateway: Gateway | None = None
+        """The one that serves now; None without [gateway]."""
         self._started = time.time()
         self._config = Cell(config)
         self._config_error: str | None = None
@@ -267,6 +310,8 @@ class Daemon:
                 async with trio.open_nursery() as observers:
                     async with trio.open_nursery() as engines:
                         await engines.start(self._guard, "supervisor", self._supervisor.run)
+                        # Beside the engines: it lets its streams end before llmgw does.
+                        engines.start_soon(self._guard, "gateway", self._serve_gateway)
                         observers.start_soon(self._guard, "node", self._node_watch.run)
                         await observers.start(self._guard, "control", self._serve_control)
                         self._start_observers(observers)
@@ -283,6 +328,8 @@ class Daemon:
             systemd.serve_notify, self.board, self._notifier, watchdog=watchdog, longest_stop=self._longest_stop
         )
         nursery.start_soon(self._guard, "notify", notify)
+        if self._notifier:
+            nursery.start_soon(self._guard, "socket store", self._keep_sockets)
         if os.environ.get("INVOCATION_ID"):
             nursery.start_soon(self._guard, "journal", partial(systemd.serve_journal, self.board))
 
@@ -300,6 +347,52 @@ class Daemon:
             if self.board.leaving.value is None:
                 self.board.leaving.set(Leaving(f"the {name} service broke", engines_stay=True))
             raise
+
+    async def _serve_gateway(self) -> None:
+        """Serve [gateway] for as long as the file has it and llmgw does not leave; reloads may add and remove it."""
+        while await self._wants_gateway():
+            self._gateway = make_gateway(
+                self.board,
+                self._config,
+                self._listeners.sockets,
+                observer=Silent(),
+                metrics=_no_metrics,
+                status=partial(status_json, self),
+                ui=Page(200, b"text/html; charset=utf-8", b"<!doctype html><title>llmgw</title>"),
+                estimate=lambda model: None,
+                chance=random.SystemRandom().random,
+            )
+            try:
+                await self._gateway.run()
+            finally:
+                self._gateway = None
+
+    async def _wants_gateway(self) -> bool:
+        """True as soon as the file has a gateway, False as soon as llmgw leaves."""
+        async with trio.open_nursery() as nursery:
+
+            async def until_leaving() -> None:
+                await self.board.leaving.wait_value(lambda leaving: leaving is not None)
+                nursery.cancel_scope.cancel(reason="llmgw leaves")
+
+            nursery.start_soon(until_leaving)
+            await self._config.wait_value(lambda config: config.gateway is not None)
+            nursery.cancel_scope.cancel(reason="the file has a gateway")
+        return self.board.leaving.value is None
+
+    async def _keep_sockets(self) -> None:
+        """Let the manager hold the gateway's sockets: clients wait while llmgw restarts, also after it has died."""
+        stored: dict[str, int] = {}
+        while True:
+            sockets = self._listeners.sockets.value
+            now = self._listeners.descriptors()
+            for name in stored.keys() - now.keys():
+                self._notifier.forget(name)
+            for name, fd in now.items():
+                if stored.get(name) != fd:
+                    self._notifier.store(name, fd)
+            stored = now
+            await self._listeners.sockets.wait_change(sockets)
 
     async def _serve_control(self, task_status: trio.TaskStatus[None]) -> None:
         await control.serve(self._door, self, task_status=task_status)
@@ -453,9 +546,16 @@ class Daemon:
         if (late := self._too_late("reload-refused")) is not None:
             # Told to end while the file was read: shards come and go no more.
             return ReloadAnswer(None, (late,))
+        wanted = parsed.config.gateway.listen if parsed.config.gateway is not None else ()
+        try:
+            opened = self._listeners.bind(wanted)
+        except LlmgwError as error:
+            self._refuse(by, 1)
+            return ReloadAnswer(None, (*problems, Problem("cannot-listen", error.message, error.hint)))
         self._config_error = None
         self.board.note("reload", by=by)
         changes = self._supervisor.apply(parsed.config, f"reload by {by}")
+        self._listeners.adopt(wanted, opened)
         return ReloadAnswer(changes.as_json(), tuple(problems))
 
     def _preflight_changes(self, parsed: Parsed) -> Sequence[Problem]:
@@ -537,6 +637,10 @@ class Daemon:
             self.board.note("upgrade: going over to the new code", by=by)
             self.board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))
             return ReloadAnswer({"upgrade": True})
+
+
+async def _no_metrics() -> Page:
+    return Page(200, b"text/plain; version=0.0.4; charset=utf-8", b"")
 
 
 def _terminal_is_gone() -> bool:

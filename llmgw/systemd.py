@@ -15,6 +15,7 @@ import re
 import socket
 import struct
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -137,17 +138,29 @@ class Notifier:
         """Ask that a start or a stop may take at least `seconds` more from now."""
         return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
-    def _send(self, *assignments: str) -> bool:
+    def store(self, name: str, fd: int) -> bool:
+        """Have a descriptor kept for the next start, also after a crash (sd_pid_notify_with_fds(3)); the unit needs
+        FileDescriptorStoreMax=. One that is kept already is not kept twice.
+        """
+        return self._send("FDSTORE=1", f"FDNAME={name}", fds=(fd,))
+
+    def forget(self, name: str) -> bool:
+        """The descriptors of this name are not to be kept any more."""
+        return self._send("FDSTOREREMOVE=1", f"FDNAME={name}")
+
+    def _send(self, *assignments: str, fds: Sequence[int] = ()) -> bool:
         return self._address is not None and _send_datagram(
-            self._address, "\n".join(assignments).encode("utf-8", "replace"), self.patience
+            self._address, "\n".join(assignments).encode("utf-8", "replace"), self.patience, fds
         )
 
 
-def _send_datagram(address: str, data: bytes, patience: float) -> bool:
+def _send_datagram(address: str, data: bytes, patience: float, fds: Sequence[int] = ()) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(patience)
-            sock.sendto(data, address)
+            # Not socket.send_fds, which ignores its address in Python 3.11.
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+            sock.sendmsg([data], rights, 0, address)
     except OSError:  # nobody there, not allowed, or the queue stays full
         return False
     return True

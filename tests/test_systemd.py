@@ -115,6 +115,18 @@ def test_more_time_is_asked_for_in_microseconds(manager: Manager) -> None:
     assert manager.heard() == ["EXTEND_TIMEOUT_USEC=1500000"]
 
 
+def test_a_descriptor_is_given_to_the_manager_under_its_name_and_can_be_taken_back(manager: Manager) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert systemd.Notifier(manager.env).store("gateway-1", listener.fileno())
+        text, (fd,), _, _ = socket.recv_fds(manager.sock, 1000, 4)
+        with socket.socket(fileno=fd) as copy:
+            assert copy.getsockname() == listener.getsockname()
+    assert text == b"FDSTORE=1\nFDNAME=gateway-1"
+    systemd.Notifier(manager.env).forget("gateway-1")
+    assert manager.heard() == ["FDSTOREREMOVE=1\nFDNAME=gateway-1"]
+
+
 def test_an_at_sign_names_the_abstract_namespace() -> None:
     name = f"llmgw-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 USAGE = "llmgw status [SHARD ...] [-w] [--json]"
 DETAILS = """\
 Exit code: 0 all wanted shards are ready, 1 some shard has failed, 3 not all are ready, 4 no such shard, 5 no llmgw.
-REQ shows running requests, and after a plus sign the waiting ones. With SHARD also how many it gets at a time, and
-by whose word.
+REQ shows running requests, and after a plus sign the waiting ones. With SHARD also how many the gateway sends it
+at a time, and by whose word.
 
 examples:
   llmgw status

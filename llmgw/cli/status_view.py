@@ -194,6 +194,7 @@ SLOTS_FROM = {
     "args": "by its own arguments",
     "props": "by its own /props",
     "server_info": "by its own /server_info",
+    "default": "its own limit is not known",
 }
 
 
@@ -203,10 +204,8 @@ def facts(shards: Iterable[Shard]) -> list[list[str]]:
     for shard in shards:
         slots = shard.get("slots")
         if slots is not None:
-            source = shard["slots_from"]
-            lines.append(
-                f"{shard['name']}: gets {counted(slots, 'request')} at a time ({SLOTS_FROM.get(source, source)})"
-            )
+            why = SLOTS_FROM.get(shard["slots_from"], shard["slots_from"])
+            lines.append(f"{shard['name']}: the gateway sends it {counted(slots, 'request')} at a time at most ({why})")
     return [[neutralise(line) for line in lines]] if lines else []
 
 

@@ -10,7 +10,16 @@ from typing import Any, Protocol
 
 from llmgw.domain.problem import Problem, Reason
 from llmgw.domain.shard import ShardId
-from llmgw.domain.status import Activity, Instance, Progress, Snapshot, Transition
+from llmgw.domain.status import (
+    DEFAULT_SLOTS,
+    Activity,
+    Instance,
+    Progress,
+    ShardState,
+    ShardStatus,
+    Snapshot,
+    Transition,
+)
 
 API = 1
 
@@ -72,8 +81,7 @@ def shard(id_: ShardId, instance: Instance, log: Json | None = None, shm_bytes: 
         },
         "config_hash": status.config_hash,
         "load_seconds": status.load_seconds,
-        "slots": status.slots,
-        "slots_from": status.slots_from,
+        **_slots(status),
         "shm_bytes": shm_bytes,
         "log": log or {"lines": 0, "skipped": 0, "last": ""},
     }
@@ -157,6 +165,13 @@ def _progress(progress: Progress | None) -> Json | None:
         "total": progress.total,
         "eta": progress.eta,
     }
+
+
+def _slots(status: ShardStatus) -> Json:
+    """What counts: once it is ready, an unknown limit is the default."""
+    if status.slots is None and status.state in (ShardState.READY, ShardState.DRAINING):
+        return {"slots": DEFAULT_SLOTS, "slots_from": "default"}
+    return {"slots": status.slots, "slots_from": status.slots_from}
 
 
 def _reason(reason: Reason | None) -> Json | None:

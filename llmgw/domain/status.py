@@ -317,6 +317,10 @@ class Retitled:
     engine: str
 
 
+DEFAULT_SLOTS = 256
+"""Requests sent at a time to an engine whose limit is not known: vLLM's own."""
+
+
 @frozen
 class SlotsFound:
     """How many requests it gets at a time, by a new answer or a new file; `source` as in `ShardStatus.slots_from`."""

@@ -84,9 +84,9 @@ def test_how_many_requests_an_engine_gets_is_told_of_shards_that_were_asked_for_
     ]
     wanted = [
         "",
-        "a: gets 4 requests at a time (by its own /props)",
-        "b: gets 1 request at a time (by max_inflight)",
-        "d: gets 7 requests at a time (a-newer-way)",
+        "a: the gateway sends it 4 requests at a time at most (by its own /props)",
+        "b: the gateway sends it 1 request at a time at most (by max_inflight)",
+        "d: the gateway sends it 7 requests at a time at most (a-newer-way)",
     ]
     assert plain(a_status(*shards), shards, unicode=False, named=True)[-4:] == wanted
     assert not any("at a time" in line for line in plain(a_status(*shards), shards, unicode=False))

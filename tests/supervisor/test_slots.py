@@ -44,7 +44,7 @@ def test_each_engine_tells_its_limit_in_its_own_way(node: Node) -> None:
     node.start()
     wanted = {
         "v-args": (12, "args"),
-        "v-silent": (None, ""),
+        "v-silent": (256, "default"),
         "s-args": (5, "args"),
         "s-asked": (256, "server_info"),
         "l-args": (3, "args"),
@@ -54,9 +54,9 @@ def test_each_engine_tells_its_limit_in_its_own_way(node: Node) -> None:
     # Known in the moment in which it is Ready: who routes need not guess first.
     assert {name: slots(node.wait_state(name, "ready")) for name in wanted} == wanted
     said = node.cli("status", "s-asked", "l-args", "v-silent").stdout
-    assert "s-asked: gets 256 requests at a time (by its own /server_info)" in said
-    assert "l-args: gets 3 requests at a time (by its own arguments)" in said
-    assert "v-silent: gets" not in said
+    assert "s-asked: the gateway sends it 256 requests at a time at most (by its own /server_info)" in said
+    assert "l-args: the gateway sends it 3 requests at a time at most (by its own arguments)" in said
+    assert "v-silent: the gateway sends it 256 requests at a time at most (its own limit is not known)" in said
     assert "at a time" not in node.cli("status").stdout
 
 
@@ -125,9 +125,9 @@ def test_an_engine_that_does_not_say_it_in_time_is_ready_all_the_same_and_asked_
     node.until(lambda: slots(node.shard("a")) == (6, "props"), "it has said its limit")
 
 
-def test_an_engine_without_such_a_page_is_ready_with_an_unknown_limit(node: Node) -> None:
+def test_an_engine_without_such_a_page_is_ready_with_the_default(node: Node) -> None:
     program = node.folder / "none.py"
     program.write_text(SILENT_AT_FIRST.replace('"/props": {"total_slots": 6}', '"/other": {}').replace("600", "0"))
     node.write(shard("llamacpp", command=json.dumps([sys.executable, str(program)])))
     node.start()
-    assert slots(node.wait_state("a", "ready")) == (None, "")
+    assert slots(node.wait_state("a", "ready")) == (256, "default")

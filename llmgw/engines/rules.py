@@ -426,8 +426,15 @@ ENDINGS: Mapping[str, Ending] = {
             "somebody, or the engine itself, sent the signal; read its output with `llmgw logs`",
         ),
         Ending(
+            "illegal-instruction",
+            "SIGILL",
+            "it was built for another CPU: it used an instruction that this one lacks (SIGILL)",
+            "build it on this machine, or install a build for an older CPU",
+            retry=False,
+        ),
+        Ending(
             "native-crash",
-            "SIGSEGV, SIGABRT, SIGILL, SIGBUS or SIGFPE",
+            "SIGSEGV, SIGABRT, SIGBUS or SIGFPE",
             "it crashed in native code ({signal})",
             "another version of the engine or of the driver may help; the lines are the last it said",
         ),

@@ -165,7 +165,8 @@ def test_a_line_that_proves_a_cause_is_pinned(code: str, engine: EngineKind, lin
 def test_causes_that_another_attempt_cannot_cure_are_not_tried_again() -> None:
     assert {rule.code for rule in RULES if not rule.retry} == NO_RETRY
     assert {code for code, ending in ENDINGS.items() if not ending.retry} == {
-        "no-model", "not-executable", "bad-arguments"
+        "no-model", "illegal-instruction",
+        "not-executable", "bad-arguments"
     }  # fmt: skip
 
 
@@ -246,6 +247,7 @@ def test_evidence_is_bounded_in_lines_and_width() -> None:
         (-9, {"oom_killed": False, "several_died": True}, "oom-likely"),
         (-9, {"oom_killed": False}, "killed"),
         (-11, {}, "native-crash"),
+        (-4, {}, "illegal-instruction"),
         (134, {}, "native-crash"),
         (-15, {}, "ended-by-signal"),
         (-64, {}, "ended-by-signal"),

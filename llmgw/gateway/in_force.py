@@ -166,3 +166,5 @@ class InForce:
         for pool in self._pools.values():
             pool.close("shutdown")
         self._pools.clear()
+        # Nobody runs any more, and engines that are being stopped wait to hear that.
+        self.publish_load()

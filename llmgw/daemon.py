@@ -121,6 +121,7 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
         door = _open_door(config, passed)
         listeners = Listeners({name: fd for name, fd in passed.items() if name.startswith(gateway_sockets.NAME)})
         late = LateSignals(os.environ.pop(LATE_SIGNAL, ""))
+        comes_back = True
         try:
             wanted = config.gateway.listen if config.gateway is not None else ()
             listeners.adopt(wanted, listeners.bind(wanted))
@@ -129,11 +130,14 @@ def _run_owned(config: Config, path: str, node: str | None) -> int:
                 code = trio.run(daemon.serve)
                 if not daemon.upgrading:
                     late.ignore()
+                    leaving = daemon.board.leaving.value
+                    comes_back = leaving is not None and leaving.engines_stay
                     return code
                 config = daemon.in_force
                 _execute_anew(locks, door, listeners, late)
         finally:
-            listeners.close()
+            # The manager holds the sockets until llmgw is back; without a manager it is a clean start.
+            listeners.close(is_kept=comes_back)
             door.close()
     finally:
         locks.release()

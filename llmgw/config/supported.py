@@ -17,14 +17,10 @@ def not_served_yet(config: Config) -> tuple[Problem, ...]:
 
 
 def _all(config: Config) -> Iterator[Problem]:
-    main = Where(config.files[0]) if config.files else None
-    for present, name, instead in (
-        (config.gateway, "gateway", "remove it; engines are asked at their own addresses"),
-        (config.cluster, "cluster", "remove it; one file with `where` can serve several machines"),
-    ):
-        if present is not None:
-            where = _first(config, name) or main
-            yield Problem(CODE, f"[{name}] is not served by this version yet", instead, where, context=f"[{name}]")
+    if config.cluster is not None:
+        where = _first(config, "cluster") or (Where(config.files[0]) if config.files else None)
+        hint = "remove it; one file with `where` can serve several machines"
+        yield Problem(CODE, "[cluster] is not served by this version yet", hint, where, context="[cluster]")
     for spec in config.shards:
         yield from _shard(spec)
 

@@ -90,9 +90,13 @@ class Listeners:
         """What is open, by name, for the next life of llmgw."""
         return {name_of(door): sock.fileno() for door, sock in self._open.items()}
 
-    def close(self) -> None:
-        """Close all, and remove the files of unix sockets. Not for an upgrade, which goes on with them."""
-        self.adopt((), {})
+    def close(self, *, is_kept: bool = False) -> None:
+        """Close all, and remove the files of unix sockets unless the sockets are kept elsewhere (`descriptors`)."""
+        if is_kept:
+            for sock in self.sockets.value:
+                sock.close()
+        else:
+            self.adopt((), {})
 
     def _inherit(self, door: Listen) -> UnixSocket | socket.socket | None:
         sock = self._passed.pop(name_of(door), None)

@@ -527,15 +527,13 @@ def test_what_cannot_be_served_yet_is_refused_in_words():
     found = not_served_yet(read(text).config)
     assert all(p.code == "not-yet" and p.is_error and p.hint for p in found)
     assert [p.message.split(" ")[0] for p in found] == [
-        "[gateway]",
         "[cluster]",
         "nodes",
         "idle_timeout",
         "idle_action",
         "sleep_level",
     ]
-    assert str(found[0].where) == "llmgw.toml:5:10"
-    assert str(found[2].where) == "llmgw.toml:10:9"
+    assert str(found[1].where) == "llmgw.toml:10:9"
 
 
 def test_a_number_of_gpus_and_shared_ones_are_served():

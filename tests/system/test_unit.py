@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,9 @@ PATIENCE = 60.0
 """Seconds for anything in the box: the machine may be busy, and a failure is the exception."""
 
 CONFIG = """\
+[gateway]
+listen = "unix:/run/llmgw/gateway.sock"
+
 [defaults]
 engine = "llamacpp"
 gpus = 0
@@ -120,6 +124,17 @@ class Box:
         """As seen from out here: starting a client in the box for every look would be most of the test's time."""
         init = (self.folder / "init.pid").read_text().strip()
         return f"/proc/{init}/root/run/llmgw/control.sock"
+
+    def ask_gateway(self) -> str:
+        """One request for a model, on a new connection; the status line. Raises OSError when nobody listens."""
+        init = (self.folder / "init.pid").read_text().strip()
+        body = json.dumps({"model": "one", "prompt": "hello", "max_tokens": 2})
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE)
+            sock.connect(f"/proc/{init}/root/run/llmgw/gateway.sock")
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            sock.sendall(head.encode() + body.encode())
+            return sock.recv(4096).decode().partition("\r\n")[0]
 
     def shards(self) -> dict[str, dict[str, Any]]:
         """What status says, by name; empty while nobody answers."""
@@ -255,6 +270,14 @@ def test_systemd_understands_every_drop_in(installed: Box) -> None:
         assert found == []
 
 
+def status_of(box: Box) -> dict[str, Any]:
+    """The whole status; empty while nobody answers."""
+    try:
+        return client.request(box.control_socket(), "GET", "/v1/status")[1]
+    except client.ClientError:
+        return {}
+
+
 def complaints(box: Box, unit: str) -> list[str]:
     done = box.run("systemd-analyze", "verify", unit, check=False)
     return [line for line in (done.stdout + done.stderr).splitlines() if UNIT in line]
@@ -337,6 +360,28 @@ def test_a_supervisor_that_is_killed_is_replaced_and_its_engines_adopted(box: Bo
     box.wait(lambda: box.main_pid() not in (0, main), "a new supervisor")
     assert box.both_ready() == before
     assert all(shard["adopted"] for shard in box.shards().values())
+
+
+@pytest.mark.parametrize("how", ["restart", "kill", "upgrade"])
+def test_clients_of_the_gateway_wait_while_llmgw_is_replaced_and_none_is_refused(box: Box, how: str) -> None:
+    box.both_ready()
+    assert box.ask_gateway() == "HTTP/1.1 200 OK"
+    started = status_of(box)["started"]
+    if how == "restart":
+        box.systemctl("restart", "--no-block", UNIT)
+    elif how == "kill":
+        box.run("kill", "-KILL", str(box.main_pid()))
+    else:
+        box.run("sh", "-c", "/opt/llmgw/bin/llmgw upgrade >/dev/null 2>&1 &")
+    answers = set()
+
+    def is_replaced_and_answers() -> bool:
+        # Raises when a connection is refused; 503 is an answer while engines are being taken over.
+        answers.add(answer := box.ask_gateway())
+        return status_of(box).get("started", started) != started and answer == "HTTP/1.1 200 OK"
+
+    box.wait(is_replaced_and_answers, "an answer through the gateway of the next supervisor")
+    assert answers <= {"HTTP/1.1 200 OK", "HTTP/1.1 503 Service Unavailable"}
 
 
 def test_a_supervisor_that_hangs_is_replaced_by_the_watchdog_and_its_engines_adopted(box: Box) -> None:

@@ -240,9 +240,10 @@ class WaitEnded:
 
 @frozen
 class Stopped:
-    """Gone as intended; `text` says how (`SIGTERM, 4.2 s`)."""
+    """Gone as intended; `text` says how (`SIGTERM, 4.2 s`), `seconds` how long that took where it was an end."""
 
     text: str
+    seconds: float | None = None
 
 
 @frozen
@@ -297,6 +298,13 @@ class ConditionCleared:
 
 
 @frozen
+class Awoken:
+    """It is out of its sleep mode and answers, after so many seconds."""
+
+    seconds: float
+
+
+@frozen
 class Noticed:
     """One short phrase on what is being waited for; no transition, no history."""
 
@@ -310,11 +318,13 @@ class ActivitySeen:
 
 @frozen
 class Retitled:
-    """The names under which it is shown: a new launch or a reload may change them."""
+    """The names under which it is shown, and whether requests load it: a new launch or a reload may change them."""
 
     name: str
     model: str
     engine: str
+    on_demand: bool | None = None
+    """None: as it was."""
 
 
 DEFAULT_SLOTS = 256
@@ -348,6 +358,7 @@ Event = (
     | Steadied
     | ConditionSet
     | ConditionCleared
+    | Awoken
     | Noticed
     | ActivitySeen
     | Retitled
@@ -372,6 +383,7 @@ EVENT_TYPES: tuple[type, ...] = (
     Steadied,
     ConditionSet,
     ConditionCleared,
+    Awoken,
     Noticed,
     ActivitySeen,
     Retitled,
@@ -407,6 +419,7 @@ TRANSITIONS: Mapping[tuple[ShardState, type], ShardState] = {
     (_R, ReadyConfirmed): _R,
     (_R, ActivitySeen): _R,
     (_R, Steadied): _R,
+    (_R, Awoken): _R,
     (_R, DrainBegan): _D,
     (_R, StopBegan): _D,
     (_R, Stopped): _X,
@@ -469,6 +482,12 @@ class ShardStatus:
     config_hash: str = ""
     load_seconds: float | None = None
     """How long the last load took, from launch to Ready."""
+    unload_seconds: float | None = None
+    """How long the last stop took, from the first signal to its GPUs being free; without the requests that finished."""
+    wake_seconds: float | None = None
+    """How long it last took to wake it."""
+    on_demand: bool = False
+    """Requests load it and idleness unloads it (`idle_timeout`)."""
     api_key: Secret | None = None
     """What the engine asks for, for those who send it requests. Never shown."""
     slots: int | None = None
@@ -578,8 +597,10 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             )
         case WaitEnded():
             return evolve(status, stop_waits=False)
-        case Stopped(text=text):
-            return evolve(_ended(status), detail=text, reason=None, failures=0, next_attempt=None)
+        case Stopped(text=text, seconds=seconds):
+            took = status.unload_seconds if seconds is None else seconds
+            ended = _ended(status)
+            return evolve(ended, detail=text, reason=None, failures=0, next_attempt=None, unload_seconds=took)
         case Failed(reason=reason, counted=counted):
             failures = status.failures + (1 if counted else 0)
             ended = _ended(status)
@@ -627,12 +648,16 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(status, conditions=with_condition(conditions, kind, text, now))
         case ConditionCleared(kind=kind):
             return evolve(status, conditions=without_condition(conditions, kind))
+        case Awoken(seconds=seconds):
+            awake = without_condition(conditions, ConditionKind.SLEEPING)
+            return evolve(status, wake_seconds=seconds, detail="", conditions=awake)
         case Noticed(detail=detail):
             return evolve(status, detail=detail)
         case ActivitySeen(activity=activity):
             return evolve(status, activity=activity)
-        case Retitled(name=name, model=model, engine=engine):
-            return evolve(status, name=name, model=model, engine=engine)
+        case Retitled(name=name, model=model, engine=engine, on_demand=on_demand):
+            loads = status.on_demand if on_demand is None else on_demand
+            return evolve(status, name=name, model=model, engine=engine, on_demand=loads)
         case SlotsFound(slots=slots, source=source):
             return evolve(status, slots=slots, slots_from=source)
 
@@ -724,6 +749,8 @@ def describe(before: ShardStatus, event: Event, after: ShardStatus) -> str:
             return f"{kind}: {text}"
         case ConditionCleared(kind=kind):
             return f"{kind}: over"
+        case Awoken(seconds=seconds):
+            return f"awake after {seconds:.1f} s"
         case _:
             return type(event).__name__
 

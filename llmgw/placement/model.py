@@ -62,10 +62,18 @@ class Request:
     """MiB that it needs on each card; None: the whole card."""
     share: bool = False
     """May be on a card with others that share; needs `memory`."""
+    takes_turns: bool = False
+    """It has its pinned cards only while its model is asked for: others that take turns may name the same, and get
+    them while it does not run."""
     priority: int = 0
     where: Mapping[str, tuple[str, ...]] = field(factory=dict)
     running: bool = False
     """Its engine runs: what it has is its own until it ends, whatever became of the cards."""
+
+
+def by_turns(one: Request, other: Request) -> bool:
+    """Whether neither keeps the other from the cards that both name. Who runs has its turn and keeps them."""
+    return all(request.takes_turns and bool(request.pinned) and not request.running for request in (one, other))
 
 
 @frozen

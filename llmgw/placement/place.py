@@ -19,7 +19,7 @@ from typing import NamedTuple
 from attrs import define, evolve, field
 
 from llmgw.domain.shard import ShardId
-from llmgw.placement.model import Assignment, Card, NodeView, Placement, Request, Slot
+from llmgw.placement.model import Assignment, Card, NodeView, Placement, Request, Slot, by_turns
 from llmgw.placement.reasons import explain
 
 
@@ -264,7 +264,7 @@ class _Board:
         if request.memory is not None and (card.usable_memory is None or card.usable_memory < request.memory):
             return False
         users = self.uses.get(card.uuid)
-        others = [user for user in users if user.id != request.id] if users else []
+        others = [user for user in users if user.id != request.id and not by_turns(user, request)] if users else []
         if not others:
             return True
         if request.memory is None or not all(user.share and user.memory is not None for user in (request, *others)):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llmgw.domain.shard import ShardId
-from llmgw.placement.model import Card, NodeView, Request
+from llmgw.placement.model import Card, NodeView, Request, by_turns
 
 MOST = 4
 """Kinds of reasons that are told; the rest is counted."""
@@ -114,7 +114,7 @@ def _of_card(request: Request, card: Card, uses: Uses) -> str:
             return "MIG, given only by name"
         if request.gpus > 1:
             return "MIG, given only one by one"
-    users = [user for user in uses.get(card.uuid, ()) if user.id != request.id]
+    users = [user for user in uses.get(card.uuid, ()) if user.id != request.id and not by_turns(user, request)]
     if request.memory is not None:
         if card.usable_memory is None:
             return "of unknown memory"

@@ -78,6 +78,7 @@ def request_of(
         one_class=spec.engine in SPLITTING,
         memory=memory_of(spec),
         share=spec.share_gpus,
+        takes_turns=spec.idle_timeout is not None,
         priority=spec.placement_priority,
         where=spec.where,
         running=running,

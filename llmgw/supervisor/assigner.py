@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from llmgw.board import Cell
 from llmgw.config.model import Config
 from llmgw.discovery.pins import unseen
 from llmgw.domain.problem import Problem, Reason
 from llmgw.domain.shard import ShardId, ShardSpec
-from llmgw.placement.model import Assignment, NodeView, Request, Slot
+from llmgw.placement.model import Assignment, NodeView, Request, Slot, by_turns
 from llmgw.placement.place import place
 from llmgw.placement.view import node_view, request_of
 from llmgw.supervisor.node_look import NodeFacts
@@ -60,6 +60,17 @@ class Refused(Exception):
         self.reason = reason
 
 
+@frozen
+class _Solved:
+    """One placement of everything, seen from the instance that asks: its cards, or why it gets none."""
+
+    given: Mapping[ShardId, tuple[str, ...]]
+    uuids: tuple[str, ...] = ()
+    insists: bool = False
+    """It names cards that placement would not give, and no engine of ours is in the way."""
+    unplaced: str | None = None
+
+
 class Assigner:
     """Assignments of instances that do not run yet; those of running engines are in their records."""
 
@@ -82,12 +93,46 @@ class Assigner:
 
     def decide(self, facts: NodeFacts, id_: ShardId, spec: ShardSpec) -> tuple[str, ...]:
         """`assign` by given facts. Synchronous: the decision stands when it returns."""
+        claims = self._with(id_, spec)
+        solved = self._solve(facts, id_, spec, claims)
+        wanted = {claim.id for claim in claims if claim.wanted}
+        self._given = {other: uuids for other, uuids in solved.given.items() if other in wanted}
+        self._insisted = {other: uuids for other, uuids in self._insisted.items() if other in wanted and other != id_}
+        if solved.unplaced is not None:
+            raise Unplaced(solved.unplaced)
+        if solved.insists:
+            self._insisted[id_] = solved.uuids
+        return solved.uuids
+
+    def fits(self, id_: ShardId, without: frozenset[ShardId] = frozenset()) -> bool:
+        """Whether an instance would get its cards now, were the engines of others gone; decides nothing.
+
+        By the facts that are known: the launch looks again, and says what is wrong with the cards themselves.
+        """
+        facts = self._node.facts.value
+        claims = {claim.id: claim for claim in self.claims()}
+        mine = claims.get(id_)
+        if mine is None:
+            return False
+        if facts is None or mine.spec.gpus in (0, ()):
+            return True
+        others = [_as_if(claim, without, facts) for claim in claims.values() if claim.id != id_]
+        try:
+            solved = self._solve(facts, id_, mine.spec, [*others, Claim(id_, mine.spec, wanted=True)])
+        except Unplaced:
+            return False
+        except Refused:
+            return True
+        return solved.unplaced is None
+
+    def _solve(self, facts: NodeFacts, id_: ShardId, spec: ShardSpec, claims: Sequence[Claim]) -> _Solved:
+        """Place everything. Raises Unplaced where nobody can say what there is, and Refused."""
         nobody_knows = unseen(facts.inventory, spec) if isinstance(spec.gpus, int) else None
         if nobody_knows is not None:
             raise Unplaced(f"{nobody_knows.message}; {nobody_knows.hint}")
         requests: list[Request] = []
         current: dict[ShardId, Assignment] = {}
-        for claim in self._with(id_, spec):
+        for claim in claims:
             request = self._request(claim, facts)
             if isinstance(request, Problem):
                 if claim.id == id_:
@@ -102,20 +147,14 @@ class Assigner:
         node = self._config.value.node
         view = node_view(facts.node, facts.availability, labels=node.labels, allowed=node.gpus)
         result = place([view], requests, current)
-        wanted = {claim.id for claim in self._with(id_, spec) if claim.wanted}
-        self._given = {other: found.uuids for other, found in result.assignments.items() if other in wanted}
-        self._insisted = {other: uuids for other, uuids in self._insisted.items() if other in wanted and other != id_}
-        found = result.assignments.get(id_)
-        if found is not None:
-            return found.uuids
+        given = {other: found.uuids for other, found in result.assignments.items()}
         mine = next((request for request in requests if request.id == id_), None)
-        if mine is None:
-            return ()
+        if mine is None or id_ in given:
+            return _Solved(given, given.get(id_, ()))
         if mine.pinned and not self._taken(mine, requests, result.assignments, view):
             # Nobody of ours has them: what is wrong with the cards themselves is for preflight to say.
-            self._insisted[id_] = mine.pinned
-            return mine.pinned
-        raise Unplaced(result.reasons[id_])
+            return _Solved(given, mine.pinned, insists=True)
+        return _Solved(given, unplaced=result.reasons[id_])
 
     def _taken(
         self, mine: Request, requests: Iterable[Request], assignments: Mapping[ShardId, Assignment], view: NodeView
@@ -125,7 +164,8 @@ class Assigner:
         asked = dict.fromkeys(mine.pinned, mine.memory or 0)
         for other in requests:
             has = assignments[other.id].uuids if other.id in assignments else self._insisted.get(other.id, ())
-            both = set(mine.pinned).intersection(has) if other.id != mine.id else set()
+            is_in_the_way = other.id != mine.id and not by_turns(other, mine)
+            both = set(mine.pinned).intersection(has) if is_in_the_way else set()
             if both and not (mine.share and other.share):
                 return True
             for uuid in both:
@@ -151,6 +191,17 @@ class Assigner:
         if not claim.wanted and not claim.spec.pinned_gpus:
             return None
         return request_of(claim.id, claim.spec, facts.inventory)
+
+
+def _as_if(claim: Claim, without: frozenset[ShardId], facts: NodeFacts) -> Claim:
+    """The claim once those `without` have given up theirs; who is about to run has the cards that it names."""
+    if claim.id in without:
+        return evolve(claim, wanted=False, holds=None)
+    if claim.wanted and claim.holds is None and claim.spec.idle_timeout is not None:
+        request = request_of(claim.id, claim.spec, facts.inventory)
+        if isinstance(request, Request) and request.pinned:
+            return evolve(claim, holds=Holding(request.pinned, request.memory if request.share else None))
+    return claim
 
 
 def _assignment(id_: ShardId, uuids: tuple[str, ...], facts: NodeFacts) -> Assignment:

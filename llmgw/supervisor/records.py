@@ -362,7 +362,8 @@ def _move_aside(path: str) -> str | None:
 
 
 class WishStore:
-    """`wishes.json`: what operators asked for, which holds until the next wish or the next boot."""
+    """`wishes.json`: what operators asked for, and what is unloaded or asleep until a request comes; each holds until
+    the next wish or the next boot."""
 
     def __init__(self, state_dir: str, *, boot: Callable[[], str] = boot_id) -> None:
         self._path = os.path.join(state_dir, "wishes.json")
@@ -378,21 +379,30 @@ class WishStore:
             for entry in fields.get("wishes", list):
                 wish = _Fields(entry)
                 id_ = ShardId(wish.get("shard", str), wish.number("replica", 0))
+                # Those of older versions were all of operators.
+                operator = wish.optional("operator", bool) is not False
                 wishes[id_] = Intent(
-                    Wish(wish.get("wish", str)), by=wish.get("by", str), at=wish.get("at", float), operator=True
+                    Wish(wish.get("wish", str)), by=wish.get("by", str), at=wish.get("at", float), operator=operator
                 )
         except (OSError, ValueError):
             return {}
         return wishes
 
     def save(self, wishes: Mapping[ShardId, Intent]) -> None:
-        """Keep those of operators. Raises OSError."""
+        """Keep those that hold over a restart. Raises OSError."""
         document = {
             "boot_id": self._boot(),
             "wishes": [
-                {"shard": id_.name, "replica": id_.replica, "wish": intent.wish.value, "by": intent.by, "at": intent.at}
+                {
+                    "shard": id_.name,
+                    "replica": id_.replica,
+                    "wish": intent.wish.value,
+                    "by": intent.by,
+                    "at": intent.at,
+                    "operator": intent.operator,
+                }
                 for id_, intent in sorted(wishes.items())
-                if intent.operator
+                if intent.is_kept
             ],
         }
         write_durably(self._path, json.dumps(document, indent=1).encode())

@@ -203,7 +203,8 @@ class Shard:
         while True:
             orders = await self.orders.wait_change(orders)
             name = self.id.shown(orders.spec.replicas)
-            self.report(Retitled(name, self.status.model, self.status.engine))
+            on_demand = orders.spec.idle_timeout is not None
+            self.report(Retitled(name, self.status.model, self.status.engine, on_demand))
             if orders.held:
                 self.report(ConditionSet(ConditionKind.HELD, orders.held))
             elif self.status.condition(ConditionKind.HELD):
@@ -271,6 +272,11 @@ class Shard:
         if self.id in self._host.undead and self._intent.value.wish is not Wish.START:
             self._answered = self._intent.value
             decision = GiveUp(STILL_THERE)
+        elif self._intent.value.wish is Wish.SLEEP:
+            # It would be loaded only to be put to sleep: the next request does that.
+            self._answered = self._intent.value
+            self.report(Stopped(f"it ended while it slept: {broken.reason.cause}"))
+            return False
         elif broken.counted:
             self._refusals = 0
             decision = decide_restart(policy, broken.reason, self.status.failures, self._host.chance())
@@ -412,10 +418,11 @@ class Shard:
         return Exited()
 
     async def _stop(self, engine: Engine, by: str, *, again: bool) -> Outcome:
+        began = trio.current_time()
         ended = await engine.take_down(self._on_step)
         if ended.unkillable:
             return self._broken(unkillable(ended.unkillable), ended)
-        self.report(Stopped(f"stopped by {by} ({ended.how})"))
+        self.report(Stopped(f"stopped by {by} ({ended.how})", round(trio.current_time() - began, 1)))
         self._after_end(ended.held)
         # One that is drained was loaded, and is again: it leaves routing as soon as it is Ready.
         return Over(again=again and self._intent.value.wish is not Wish.STOP and self._leaving is None)

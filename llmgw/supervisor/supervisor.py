@@ -232,6 +232,7 @@ class Supervisor:
             since=self._board.now(),
             config_hash=spec.config_hash,
             load_seconds=self._host.load_times.get(id_),
+            on_demand=spec.idle_timeout is not None,
         )
         cell = self._board.add(status, self._first_intent(id_, spec, runs=takeover is not None))
         orders = Cell(Orders(spec))
@@ -354,12 +355,12 @@ class Supervisor:
     # -- wishes ------------------------------------------------------------------------------------------
 
     async def _keep_wishes(self) -> None:
-        """Write operators' wishes to disk whenever they change; a slow disk delays nobody else."""
+        """Write wishes that hold over a restart to disk whenever they change; a slow disk delays nobody else."""
         snapshot = self._board.snapshot
         kept = dict(self._wishes)
         told = ""
         while True:
-            wishes = _operator_wishes(snapshot)
+            wishes = _kept_wishes(snapshot)
             if wishes != kept:
                 try:
                     await trio.to_thread.run_sync(self._wish_store.save, wishes)
@@ -373,13 +374,13 @@ class Supervisor:
 
     def _save_wishes(self) -> None:
         try:
-            self._wish_store.save(_operator_wishes(self._board.snapshot))
+            self._wish_store.save(_kept_wishes(self._board.snapshot))
         except OSError as error:
             log.error("cannot keep the operators' wishes over a restart: %s", error)
 
 
-def _operator_wishes(snapshot: Snapshot) -> dict[ShardId, Intent]:
-    return {id_: instance.intent for id_, instance in snapshot.shards.items() if instance.intent.operator}
+def _kept_wishes(snapshot: Snapshot) -> dict[ShardId, Intent]:
+    return {id_: instance.intent for id_, instance in snapshot.shards.items() if instance.intent.is_kept}
 
 
 def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
@@ -392,7 +393,7 @@ def _settled(snapshot: Snapshot, id_: ShardId, config_hash: str) -> bool:
         return status.failures > 0 or status.reason is not None
     if instance.intent.wish is Wish.STOP:
         return not status.state.is_live
-    loaded = ShardState.READY if instance.intent.wish is Wish.START else ShardState.DRAINING
+    loaded = ShardState.DRAINING if instance.intent.wish is Wish.DRAIN else ShardState.READY
     return status.config_hash == config_hash and status.state in (loaded, ShardState.STOPPED)
 
 

@@ -34,15 +34,22 @@ class Holds:
     value: Section = field(factory=Section)
 
 
+@frozen
+class Known:
+    """A cell with what was seen last."""
+
+    value: NodeFacts
+
+
 class Node:
     """A watched node as far as the assigner uses one."""
 
     def __init__(self, facts: NodeFacts) -> None:
-        self.facts = facts
+        self.facts = Known(facts)
         self.woken = 0
 
     async def refresh(self) -> NodeFacts:
-        return self.facts
+        return self.facts.value
 
     def wake(self) -> None:
         self.woken += 1
@@ -62,8 +69,8 @@ def spec(name: str, gpus: Any, **keys: Any) -> ShardSpec:
     return ShardSpec(name, "m", EngineKind.VLLM, ("vllm",), "h", gpus=gpus, **keys)
 
 
-def assigner(*claims: Claim) -> Assigner:
-    made = Assigner(Holds(), Node(facts()))  # type: ignore[arg-type]
+def assigner(*claims: Claim, node: NodeFacts | None = None) -> Assigner:
+    made = Assigner(Holds(), Node(node or facts()))  # type: ignore[arg-type]
     made.claims = lambda: claims
     return made
 
@@ -173,3 +180,48 @@ def test_sharers_that_name_a_card_do_not_get_more_of_it_than_there_is() -> None:
 def test_a_class_that_the_node_can_never_have_enough_of_is_told_so() -> None:
     with pytest.raises(Unplaced, match="this node has only 2"):
         decide(assigner(), facts(card(0), card(1)), claim("big", 3))
+
+
+def by_turns(name: str, *, holds: bool = False, wanted: bool = False, gpus: Any = (0,)) -> Claim:
+    return claim(name, gpus, ("GPU-0",) if holds else None, wanted=wanted or holds, idle_timeout=60.0)
+
+
+def test_shards_that_take_turns_get_a_card_that_both_name_one_after_another() -> None:
+    node = facts(card(0))
+    one, two = by_turns("one", wanted=True), by_turns("two")
+    assert decide(assigner(one, two), node, one) == ("GPU-0",)
+    running = by_turns("one", holds=True)
+    with pytest.raises(Unplaced, match="GPU 0: used by one"):
+        decide(assigner(running, two), node, two)
+    assert decide(assigner(by_turns("one"), two), node, two) == ("GPU-0",)
+
+
+def test_cards_of_shards_that_take_turns_are_kept_from_those_that_stay() -> None:
+    node = facts(card(0))
+    staying = claim("staying", 1)
+    with pytest.raises(Unplaced, match="reserved for one, two"):
+        decide(assigner(by_turns("one"), by_turns("two"), staying), node, staying)
+
+
+def test_whether_one_fits_is_told_as_if_others_had_gone_and_nothing_is_given_away() -> None:
+    node = facts(card(0), card(1))
+    running, counted = by_turns("running", holds=True), claim("counted", 1, idle_timeout=60.0)
+    both = by_turns("both", gpus=(0, 1))
+    made = assigner(running, counted, both, node=node)
+    assert not made.fits(both.id)
+    assert made.fits(both.id, frozenset({running.id}))
+    assert not made.fits(counted.id, frozenset({running.id}))
+    assert not made.fits(ShardId("unknown"))
+    assert decide(assigner(running, counted), node, counted) == ("GPU-1",)
+
+
+def test_who_is_about_to_run_has_its_cards_for_those_that_would_be_next() -> None:
+    node = facts(card(0))
+    made = assigner(by_turns("first", wanted=True), by_turns("second"), node=node)
+    assert not made.fits(ShardId("second"))
+    assert made.fits(ShardId("first"))
+
+
+def test_a_card_with_a_strangers_memory_fits_so_that_the_launch_can_say_what_is_wrong() -> None:
+    made = assigner(by_turns("one"), node=facts(card(0, used=9000)))
+    assert made.fits(ShardId("one"))

@@ -1,4 +1,4 @@
-"""start, stop, restart, drain: tell the running llmgw, then follow until the shards are where they should be."""
+"""Wishes for shards: tell the running llmgw, then follow until they are where they should be."""
 
 from __future__ import annotations
 
@@ -135,15 +135,22 @@ def follow(looks: Sequence[Look], timeout: float | None, follower: Follower) -> 
 def outcome(verb: str, shard: Shard, asked: float) -> str | None:
     """How it ended, for people; None while the shard is not where it should be."""
     state, since = shard["state"], shard["since"]
-    if verb in ("start", "restart") and state == "ready":
+    asleep = any(condition["kind"] == "sleeping" for condition in shard.get("conditions") or ())
+    if verb in ("start", "restart", "load", "wake") and state == "ready":
+        if asleep:
+            return None
+        if verb == "wake" and shard.get("wake_seconds") is not None:
+            return f"awake after {duration(shard['wake_seconds'])}"
         if since < asked:
             return None if verb == "restart" else "is ready already"
         load = shard.get("load_seconds")
         loaded_since = (shard.get("launched_at") or 0) >= asked
         return f"ready after {duration(load)}" if load and loaded_since else "ready"
-    if verb == "stop" and state in ("stopped", "pending"):
+    if verb == "sleep" and asleep:
+        return "asleep"
+    if verb in ("stop", "unload") and state in ("stopped", "pending"):
         return stopped_text(shard)
-    if verb == "stop" and state == "failed" and shard.get("next_attempt") is None:
+    if verb in ("stop", "unload") and state == "failed" and shard.get("next_attempt") is None:
         return "not running (it has failed)"
     if verb == "drain" and state == "draining" and not (shard.get("activity") or {}).get("running"):
         return "drained; it stays loaded until llmgw start or llmgw stop"

@@ -19,7 +19,7 @@ from llmgw import __version__
 from llmgw.board import Board
 from llmgw.control import wire
 from llmgw.control.openapi import describe_api
-from llmgw.control.operations import REMEMBERED, VERBS, Operation, State
+from llmgw.control.operations import HELD, REMEMBERED, VERBS, Operation, State, why_not
 from llmgw.domain.problem import LlmgwError, NotPossible, Problem, UnknownShard, errors_of
 from llmgw.domain.shard import ShardId
 from llmgw.domain.status import Snapshot
@@ -229,7 +229,12 @@ class Api:
     def _ask(self, verb: str, name: str, by: str) -> Operation:
         ids = self._find(name)
         for id_ in ids:
-            self._board.ask(id_, VERBS[verb], by, restart=verb == "restart", operator=True)
+            refusal = why_not(verb, self._board.snapshot.shards[id_])
+            if refusal is not None:
+                shown = self._board.snapshot.shards[id_].status.name
+                raise NotPossible(f"cannot {verb} {shown}: {refusal[0]}", refusal[1])
+        for id_ in ids:
+            self._board.ask(id_, VERBS[verb], by, restart=verb == "restart", operator=verb in HELD)
         snapshot = self._board.snapshot
         self._count += 1
         before = {id_: snapshot.shards[id_] for id_ in ids}

@@ -59,6 +59,10 @@ _ROUTES: tuple[tuple[str, str, str, tuple[dict[str, Any], ...]], ...] = (
     ("post", "/v1/shards/{name}/stop", "Wish it stopped.", (_NAME, _WAIT)),
     ("post", "/v1/shards/{name}/restart", "Stop it and start it again.", (_NAME, _WAIT)),
     ("post", "/v1/shards/{name}/drain", "No new work; it stays loaded until start or stop.", (_NAME, _WAIT)),
+    ("post", "/v1/shards/{name}/load", "Load it now, as a request would.", (_NAME, _WAIT)),
+    ("post", "/v1/shards/{name}/unload", "Free its GPUs; the next request loads it again.", (_NAME, _WAIT)),
+    ("post", "/v1/shards/{name}/sleep", "Put its engine into sleep mode; a request wakes it.", (_NAME, _WAIT)),
+    ("post", "/v1/shards/{name}/wake", "Wake it.", (_NAME, _WAIT)),
     (
         "post",
         "/v1/gpus/{gpu}/release",

@@ -8,10 +8,23 @@ from typing import Literal
 from attrs import frozen
 
 from llmgw.domain.shard import ShardId
-from llmgw.domain.status import Instance, ShardState, Snapshot, Wish, has_given_up
+from llmgw.domain.status import ConditionKind, Instance, ShardState, Snapshot, Wish, has_given_up
 
-Verb = Literal["start", "stop", "restart", "drain"]
-VERBS: Mapping[str, Wish] = {"start": Wish.START, "stop": Wish.STOP, "restart": Wish.START, "drain": Wish.DRAIN}
+VERBS: Mapping[str, Wish] = {
+    "start": Wish.START,
+    "stop": Wish.STOP,
+    "restart": Wish.START,
+    "drain": Wish.DRAIN,
+    "load": Wish.START,
+    "unload": Wish.STOP,
+    "sleep": Wish.SLEEP,
+    "wake": Wish.START,
+}
+
+HELD = frozenset({"start", "stop", "restart", "drain"})
+"""Verbs whose wish holds against requests and over a restart of llmgw; the others do now what requests and idleness do
+sooner or later."""
+
 State = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
@@ -28,9 +41,12 @@ def is_done(verb: str, before: Instance, now: Instance, in_gateway: int = 0) -> 
         return "failed"
     status = now.status
     launched_since = status.generation > before.status.generation
+    is_asleep = status.condition(ConditionKind.SLEEPING) is not None
     match verb:
-        case "stop":
+        case "stop" | "unload":
             done = status.state is ShardState.STOPPED
+        case "sleep":
+            done = is_asleep
         case "drain":
             running = status.activity.running if status.activity else None
             idle = not running and not in_gateway
@@ -38,9 +54,9 @@ def is_done(verb: str, before: Instance, now: Instance, in_gateway: int = 0) -> 
         case "restart":
             done = status.state is ShardState.READY and launched_since
         case _:
-            done = status.state is ShardState.READY
+            done = status.state is ShardState.READY and not is_asleep
     # A plain command may end well before anybody has seen it ready.
-    done = done or (verb in ("start", "restart") and status.state is ShardState.STOPPED and launched_since)
+    done = done or (verb in ("start", "restart", "load") and status.state is ShardState.STOPPED and launched_since)
     if done:
         return "done"
     return "failed" if _gave_up(before, now) else None
@@ -52,6 +68,23 @@ def _gave_up(before: Instance, now: Instance) -> bool:
         return False
     status = now.status
     return before.status.state is not ShardState.FAILED or status.since != before.status.since
+
+
+def why_not(verb: str, instance: Instance) -> tuple[str, str] | None:
+    """Why a shard cannot be told this now, and what to do instead; None when it can."""
+    status, name = instance.status, instance.status.name
+    is_asleep = status.condition(ConditionKind.SLEEPING) is not None
+    match verb:
+        case "load" | "unload" if not status.on_demand:
+            instead = "start" if verb == "load" else "stop"
+            return "no request would load it again: it has no idle_timeout", f"use: llmgw {instead} {name}"
+        case "sleep" if not status.can_sleep:
+            return "it has no sleep mode", 'write idle_action = "sleep"; it takes vllm on loopback'
+        case "sleep" if not status.state.is_live:
+            return f"it is {status.state}", f"load it first: llmgw load {name}"
+        case "wake" if not (is_asleep or instance.intent.wish is Wish.SLEEP or status.state is ShardState.READY):
+            return f"it is {status.state} and not asleep", f"use: llmgw load {name}"
+    return None
 
 
 @frozen
@@ -73,7 +106,7 @@ class Operation:
         for id_, before in self.before.items():
             now = snapshot.shards.get(id_)
             if now is None:
-                results.append("done" if self.verb in ("stop", "drain") else "failed")
+                results.append("done" if self.verb in ("stop", "drain", "unload") else "failed")
             else:
                 results.append(is_done(self.verb, before, now, load.get(id_, 0)))
         if "failed" in results:

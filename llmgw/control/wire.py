@@ -19,6 +19,7 @@ from llmgw.domain.status import (
     ShardStatus,
     Snapshot,
     Transition,
+    is_loadable,
 )
 
 API = 1
@@ -81,6 +82,9 @@ def shard(id_: ShardId, instance: Instance, log: Json | None = None, shm_bytes: 
         },
         "config_hash": status.config_hash,
         "load_seconds": status.load_seconds,
+        "unload_seconds": status.unload_seconds,
+        "wake_seconds": status.wake_seconds,
+        "loadable": is_loadable(instance, on_demand=status.on_demand),
         **_slots(status),
         "shm_bytes": shm_bytes,
         "log": log or {"lines": 0, "skipped": 0, "last": ""},

@@ -324,6 +324,7 @@ class Retitled:
     model: str
     engine: str
     on_demand: bool | None = None
+    can_sleep: bool | None = None
     """None: as it was."""
 
 
@@ -488,6 +489,8 @@ class ShardStatus:
     """How long it last took to wake it."""
     on_demand: bool = False
     """Requests load it and idleness unloads it (`idle_timeout`)."""
+    can_sleep: bool = False
+    """It has, or will be launched with, the engine's own sleep mode (`idle_action = "sleep"`)."""
     api_key: Secret | None = None
     """What the engine asks for, for those who send it requests. Never shown."""
     slots: int | None = None
@@ -655,9 +658,10 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
             return evolve(status, detail=detail)
         case ActivitySeen(activity=activity):
             return evolve(status, activity=activity)
-        case Retitled(name=name, model=model, engine=engine, on_demand=on_demand):
+        case Retitled(name=name, model=model, engine=engine, on_demand=on_demand, can_sleep=can_sleep):
             loads = status.on_demand if on_demand is None else on_demand
-            return evolve(status, name=name, model=model, engine=engine, on_demand=loads)
+            sleeps = status.can_sleep if can_sleep is None else can_sleep
+            return evolve(status, name=name, model=model, engine=engine, on_demand=loads, can_sleep=sleeps)
         case SlotsFound(slots=slots, source=source):
             return evolve(status, slots=slots, slots_from=source)
 

@@ -28,6 +28,25 @@ class MetricNames:
 
 
 @frozen
+class Call:
+    """One request to an engine's own control pages."""
+
+    method: str
+    path: str
+    body: Mapping[str, str] | None = None
+
+
+@frozen
+class SleepMode:
+    """How an engine is put to sleep and woken: the calls by level, in order."""
+
+    fall_asleep: Callable[[int], tuple[Call, ...]]
+    wake: Callable[[int], tuple[Call, ...]]
+    is_sleeping_path: str
+    """Answers `{"is_sleeping": true}`."""
+
+
+@frozen
 class EngineProfile:
     """One kind of engine. Times are seconds."""
 
@@ -82,6 +101,7 @@ class EngineProfile:
     equals_form: bool = False
     """The engine understands `--name=value`, needed for values that begin with a dash."""
     metrics: MetricNames | None = None
+    sleep: SleepMode | None = None
     probe_lines: re.Pattern[str] | None = None
     """Access lines of llmgw's own questions: they are dropped from the log tail."""
 

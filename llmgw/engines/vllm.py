@@ -7,16 +7,35 @@ from collections.abc import Mapping
 
 from llmgw.domain.shard import EngineKind, LaunchPlan, UnixEndpoint
 from llmgw.engines.options import address, internal_port, sizes
-from llmgw.engines.profile import Adapter, EngineProfile, MetricNames, Option
+from llmgw.engines.profile import Adapter, Call, EngineProfile, MetricNames, Option, SleepMode
 
 SHUTDOWN_TIMEOUT = 3600
 """Seconds. vLLM's own default of 0 aborts running requests; one hour leaves the limit to llmgw's `stop_timeout`."""
+
+WEIGHTS_DROPPED = 2
+"""The sleep level that keeps no copy of the weights."""
 
 READY_TIMEOUT = 7 * 24 * 3600
 """Seconds. vLLM gives up after 600 s of loading by itself; seven days leave that to `load_timeout`."""
 
 QUIET_PATHS = "/health,/v1/models,/metrics,/ping,/load"
 """Each question of llmgw would otherwise add one line to the engine's log."""
+
+
+def fall_asleep(level: int) -> tuple[Call, ...]:
+    return (Call("POST", f"/sleep?level={level}"),)
+
+
+def wake(level: int) -> tuple[Call, ...]:
+    """After level 2 the weights are gone: their memory comes first, then they are read again, then the cache."""
+    if level < WEIGHTS_DROPPED:
+        return (Call("POST", "/wake_up"),)
+    return (
+        Call("POST", "/wake_up?tags=weights"),
+        Call("POST", "/collective_rpc", {"method": "reload_weights"}),
+        Call("POST", "/wake_up?tags=kv_cache"),
+    )
+
 
 PROFILE = EngineProfile(
     kind=EngineKind.VLLM,
@@ -60,11 +79,13 @@ PROFILE = EngineProfile(
         "api-key": "api_key",
         "shutdown-timeout": "stop_timeout",
         "device-ids": "gpus",
+        "enable-sleep-mode": 'idle_action = "sleep"',
     },
     list_style="once",
     negates=True,
     json_tables=True,
     equals_form=True,
+    sleep=SleepMode(fall_asleep, wake, "/is_sleeping"),
     metrics=MetricNames(
         running="vllm:num_requests_running",
         waiting="vllm:num_requests_waiting",
@@ -98,6 +119,8 @@ def options(plan: LaunchPlan) -> tuple[Option, ...]:
         made.append(Option("max-model-len", (str(spec.max_model_len),)))
     if spec.quantization is not None:
         made.append(Option("quantization", (spec.quantization,)))
+    if spec.idle_action == "sleep":
+        made.append(Option("enable-sleep-mode"))
     made.append(
         Option(
             "shutdown-timeout",
@@ -117,10 +140,13 @@ def options(plan: LaunchPlan) -> tuple[Option, ...]:
 
 
 def environment(plan: LaunchPlan) -> Mapping[str, str]:
-    """The two constants that leave every limit to llmgw, and the key, which vLLM reads from here."""
+    """The constant that leaves every limit to llmgw, the key, which vLLM reads from here, and for sleep mode the pages
+    that put it to sleep: vLLM asks nobody for a key there, hence on loopback only."""
     made = {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_TIMEOUT)}
     if plan.spec.api_key is not None:
         made["VLLM_API_KEY"] = plan.spec.api_key.reveal()
+    if plan.spec.idle_action == "sleep":
+        made["VLLM_SERVER_DEV_MODE"] = "1"
     return made
 
 

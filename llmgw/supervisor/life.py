@@ -66,6 +66,7 @@ from llmgw.supervisor.readiness import (
     judge,
     judge_health,
 )
+from llmgw.supervisor.sleeping import Sleeping
 
 log = logging.getLogger(__name__)
 
@@ -194,11 +195,13 @@ class Life:
         self._health_path = spec.ready_path or self._profile.ready_path
         self._models_path = spec.models_path
         self._asks_slots = self._profile.slots_path is not None and engine.slots[0] is None
+        self._sleeping = self._make_sleeping()
+        """None where it was not launched with sleep mode."""
 
     async def watch(self) -> Ending:
         """Watch until one of the watchers decides how it ends; returns the first decision."""
         with self._scope:
-            async with Probes(self._engine.endpoint, self._engine.key) as probes, trio.open_nursery() as nursery:
+            async with self._probes() as probes, self._probes() as callers, trio.open_nursery() as nursery:
                 nursery.start_soon(self._wait_exit)
                 nursery.start_soon(self._obey)
                 nursery.start_soon(self._obey_leaving)
@@ -206,12 +209,35 @@ class Life:
                 if self._engine.gpu_uuids:
                     nursery.start_soon(self._watch_gpus)
                 await self._until_ready(probes)
+                if self._sleeping is not None:
+                    nursery.start_soon(self._sleeping.run, callers)
                 nursery.start_soon(self._watch_members)
                 nursery.start_soon(self._grow_steady)
                 nursery.start_soon(self._follow_drain)
                 await self._stay_ready(probes)
         assert self._ending is not None
         return self._ending
+
+    def _probes(self) -> Probes:
+        return Probes(self._engine.endpoint, self._engine.key)
+
+    def _make_sleeping(self) -> Sleeping | None:
+        mode = self._profile.sleep
+        if mode is None or self._spec.idle_action != "sleep":
+            return None
+
+        async def is_ready(probes: Probes) -> bool:
+            return (await self._ask_both(probes, self._shard.spec.limits.probe_timeout)).ready
+
+        return Sleeping(
+            self._shard,
+            mode,
+            self._spec.sleep_level,
+            self._intent,
+            wait_idle=self._wait_idle,
+            is_ready=is_ready,
+            condemn=lambda reason: self._decide(Condemned(reason)),
+        )
 
     def _decide(self, ending: Ending) -> None:
         """The first decision stands."""
@@ -271,7 +297,7 @@ class Life:
         if intent.wish is Wish.DRAIN and state is ShardState.READY:
             self._shard.report(DrainBegan(intent.by))
             self._drained_by.set(intent.by)
-        elif intent.wish is Wish.START and state is ShardState.DRAINING:
+        elif intent.wish in (Wish.START, Wish.SLEEP) and state is ShardState.DRAINING:
             self._shard.report(DrainEnded())
             self._drained_by.set("")
 
@@ -350,7 +376,9 @@ class Life:
             asked = self._ask_now.value
             limits = self._shard.spec.limits
             verdict = await self._ask_both(probes, limits.probe_timeout)
-            if verdict.ready and not warmed:
+            # One that was taken over may be asleep.
+            asleep = verdict.ready and self._sleeping is not None and await self._sleeping.look(probes)
+            if verdict.ready and not warmed and not asleep:
                 verdict, warmed = await self._warm_up(probes, verdict)
             if verdict.ready:
                 await self._find_slots(probes)
@@ -615,7 +643,7 @@ class Life:
         way from there is counted by nobody.
         """
         quiet = 0
-        async with Probes(self._engine.endpoint, self._engine.key) as probes:
+        async with self._probes() as probes:
             while True:
                 left = await self._count_left(probes)
                 quiet = quiet + 1 if left == 0 else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -84,18 +84,33 @@ class Probes:
         """The engine's page about itself, on which its limit of requests stands."""
         return await self._ask("GET", path, timeout)
 
+    async def tell(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Answer:
+        """One of its own control calls."""
+        return await self._ask(method, path, timeout, body)
+
+    async def ask_is_sleeping(self, path: str, timeout: float) -> bool:
+        """Whether it says that it sleeps; without a clear yes it does not."""
+        answer = await self._ask("GET", path, timeout)
+        if not isinstance(answer, Answered) or not answer.is_yes:
+            return False
+        try:
+            document = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(document, dict) and document.get("is_sleeping") is True
+
     async def ask_one_token(self, model: str) -> Answer:
         """A request for one token. The limits of loading hold for it too."""
         body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
         return await self._ask("POST", "/v1/completions", WARMUP_MAX, body)
 
-    async def _ask(self, method: str, path: str, timeout: float, body: dict[str, Any] | None = None) -> Answer:
+    async def _ask(self, method: str, path: str, timeout: float, body: Mapping[str, Any] | None = None) -> Answer:
         with trio.move_on_after(timeout) as limit:
             return await self._exchange(method, path, body)
         assert limit.cancelled_caught
         return TimedOut(timeout)
 
-    async def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
+    async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> Answer:
         try:
             async with self._client.stream(method, path, json=body) as response:
                 read = bytearray()

@@ -203,8 +203,9 @@ class Shard:
         while True:
             orders = await self.orders.wait_change(orders)
             name = self.id.shown(orders.spec.replicas)
-            on_demand = orders.spec.idle_timeout is not None
-            self.report(Retitled(name, self.status.model, self.status.engine, on_demand))
+            spec = orders.spec
+            on_demand, sleeps = spec.idle_timeout is not None, spec.idle_action == "sleep"
+            self.report(Retitled(name, self.status.model, self.status.engine, on_demand, sleeps))
             if orders.held:
                 self.report(ConditionSet(ConditionKind.HELD, orders.held))
             elif self.status.condition(ConditionKind.HELD):

@@ -233,6 +233,7 @@ class Supervisor:
             config_hash=spec.config_hash,
             load_seconds=self._host.load_times.get(id_),
             on_demand=spec.idle_timeout is not None,
+            can_sleep=spec.idle_action == "sleep",
         )
         cell = self._board.add(status, self._first_intent(id_, spec, runs=takeover is not None))
         orders = Cell(Orders(spec))

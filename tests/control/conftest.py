@@ -110,9 +110,9 @@ class Daemon:
 
     # -- what a test does
 
-    def add(self, name: str, replica: int = 0, *, replicas: int = 1) -> ShardId:
+    def add(self, name: str, replica: int = 0, *, replicas: int = 1, **keys: Any) -> ShardId:
         id_ = ShardId(name, replica)
-        status = ShardStatus(id_, id_.shown(replicas), "model", "vllm")
+        status = ShardStatus(id_, id_.shown(replicas), "model", "vllm", **keys)
         self.cells[id_] = self.board.add(status, Intent(Wish.START, at=self.time))
         self.logs[id_] = Log()
         return id_

@@ -14,7 +14,19 @@ import trio.testing
 from llmgw.control import client
 from llmgw.control.openapi import describe_api
 from llmgw.domain.problem import Problem, Reason, Where
-from llmgw.domain.status import Activity, ActivitySeen, DrainBegan, Failed, GaveUp, Requeued, RetryScheduled, Wish
+from llmgw.domain.status import (
+    Activity,
+    ActivitySeen,
+    Awoken,
+    ConditionKind,
+    ConditionSet,
+    DrainBegan,
+    Failed,
+    GaveUp,
+    Requeued,
+    RetryScheduled,
+    Wish,
+)
 
 if TYPE_CHECKING:
     from .conftest import Daemon
@@ -294,7 +306,7 @@ async def test_a_browser_gets_server_sent_events(daemon: Daemon) -> None:
 
 
 async def test_every_described_route_is_there_and_every_other_is_not(daemon: Daemon) -> None:
-    id_ = daemon.add("llama")
+    id_ = daemon.add("llama", on_demand=True, can_sleep=True)
     daemon.make_ready(id_)
     _, operation = await daemon.ask("POST", "/v1/shards/llama/start")
     for template, methods in describe_api()["paths"].items():
@@ -385,3 +397,50 @@ async def test_a_later_wish_of_somebody_else_ends_an_operation(daemon: Daemon) -
     daemon.board.ask(id_, Wish.STOP, "uid 7 (eve)")
     _, state = await daemon.ask("GET", f"/v1/operations/{operation['operation']}")
     assert state["state"] == "failed"
+
+
+async def test_an_unload_leaves_a_shard_to_requests_and_a_stop_does_not(daemon: Daemon) -> None:
+    id_ = daemon.add("llama", on_demand=True)
+    daemon.make_ready(id_)
+    code, answer = await daemon.ask("POST", "/v1/shards/llama/unload")
+    assert (code, answer["verb"]) == (202, "unload")
+    assert not daemon.board.intent_cell(id_).value.operator
+    daemon.make_stopped(id_)
+    (shard,) = (await daemon.ask("GET", "/v1/shards/llama"))[1]["shards"]
+    assert shard["loadable"] and shard["state"] == "stopped"
+    await daemon.ask("POST", "/v1/shards/llama/stop")
+    (shard,) = (await daemon.ask("GET", "/v1/shards/llama"))[1]["shards"]
+    assert not shard["loadable"]
+    await daemon.ask("POST", "/v1/shards/llama/load")
+    assert (await daemon.ask("GET", "/v1/shards/llama"))[1]["shards"][0]["loadable"]
+
+
+async def test_what_a_shard_cannot_do_is_refused_with_what_to_do_instead(daemon: Daemon) -> None:
+    plain, sleeper = daemon.add("plain"), daemon.add("sleeper", can_sleep=True)
+    daemon.make_ready(plain)
+    before = daemon.board.sequence
+    for verb, name, message, hint in (
+        ("unload", "plain", "cannot unload plain: no request would load it again", "llmgw stop plain"),
+        ("load", "plain", "cannot load plain: no request would load it again", "llmgw start plain"),
+        ("sleep", "plain", "cannot sleep plain: it has no sleep mode", "idle_action"),
+        ("sleep", "sleeper", "cannot sleep sleeper: it is pending", "llmgw load sleeper"),
+        ("wake", "sleeper", "cannot wake sleeper: it is pending and not asleep", "llmgw load sleeper"),
+    ):
+        code, answer = await daemon.ask("POST", f"/v1/shards/{name}/{verb}")
+        assert code == 409
+        assert answer["error"]["message"].startswith(message) and hint in answer["error"]["hint"]
+    assert daemon.board.sequence == before and daemon.board.snapshot.shards[sleeper].intent.serial == 0
+
+
+async def test_a_sleep_is_done_when_it_sleeps_and_a_wake_when_it_answers(daemon: Daemon) -> None:
+    id_ = daemon.add("llama", can_sleep=True)
+    daemon.make_ready(id_)
+    _, asked = await daemon.ask("POST", "/v1/shards/llama/sleep")
+    assert asked["state"] == "running"
+    daemon.report(id_, ConditionSet(ConditionKind.SLEEPING, "asleep"))
+    assert (await daemon.ask("GET", f"/v1/operations/{asked['operation']}"))[1]["state"] == "done"
+    _, asked = await daemon.ask("POST", "/v1/shards/llama/wake")
+    assert asked["state"] == "running"
+    daemon.report(id_, Awoken(1.6))
+    code, answer = await daemon.ask("GET", f"/v1/operations/{asked['operation']}")
+    assert (answer["state"], answer["shards"][0]["wake_seconds"]) == ("done", 1.6)

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
+from urllib.parse import parse_qs
 
 from llmgw.fake import chatter, openai
 from llmgw.fake.answers import Probes
@@ -19,6 +20,9 @@ IDLE_STOP, INTERRUPT_STOP, CUT_STOP, CLIENTS_GONE_STOP, HANG_REFUSES = 0.6, 0.3,
 CORE_KILLED_503, CORE_KILLED_EXIT, WORKER_KILLED_503, WORKER_KILLED_EXIT, REFUSED_BEFORE_EXIT = 0.3, 3.0, 0.1, 4.9, 0.3
 STATISTICS, WORKERS_LEAVE = 10.0, 4.4
 """Seconds, measured; multiplied by the time factor."""
+
+SLEEPS, WAKES, WEIGHTS_READ = 5.0, 1.6, 20.0
+"""Seconds to fall asleep, to get memory back, and to read dropped weights again; multiplied by the time factor."""
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 DEAD_TEXT = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -43,6 +47,10 @@ class FrontEnd:
         self._dead = False
         self._stopping = False
         self._refusing_work = False
+        self._asleep: set[str] = set()
+        """What has no memory on the GPU: `weights`, `kv_cache`."""
+        self._weights_lost = False
+        """After a sleep of level 2, until they are read again."""
         self._step_done: list[Callable[[], None]] = []
         self._server = Server(loop, self._handle, self._access)
         self._probes = Probes(loop, setup.knobs)
@@ -193,10 +201,59 @@ class FrontEnd:
             connection.reply(200, b'{"version":"0.32.0"}')
         elif path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             self._completion(request, connection)
+        elif self._setup.dev_mode and path in ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"):
+            self._control(request, connection)
         elif path == "/tokenize" and request.method == "POST":
             connection.reply(200, b'{"count":0,"max_model_len":%d,"tokens":[]}' % self._setup.max_model_len)
         else:
             connection.reply(404, b'{"detail":"Not Found"}')
+
+    # --- sleep (only with VLLM_SERVER_DEV_MODE, and to anybody, also without the key) ---------------------------
+
+    def _control(self, request: Request, connection: Connection) -> None:
+        asked = parse_qs(request.target.partition("?")[2])
+        if request.path == "/is_sleeping":
+            connection.reply(200, json.dumps({"is_sleeping": bool(self._asleep)}).encode())
+        elif request.method != "POST":
+            connection.reply(405, b'{"detail":"Method Not Allowed"}')
+        elif not self._setup.sleep_mode and request.path != "/collective_rpc":
+            connection.reply(500, openai.error_body("Sleep mode is not enabled.", "InternalServerError", 500))
+        elif request.path == "/sleep":
+            self._fall_asleep(int(asked.get("level", ["1"])[0]), connection)
+        elif request.path == "/wake_up":
+            self._wake(set(asked.get("tags", ["weights", "kv_cache"])), connection)
+        elif b"reload_weights" in request.body and "weights" not in self._asleep:
+            self._after(WEIGHTS_READ, connection, self._read_weights)
+        else:
+            connection.reply(500, openai.error_body("cannot do that", "InternalServerError", 500))
+
+    def _fall_asleep(self, level: int, connection: Connection) -> None:
+        """What runs is dropped, as with its default mode."""
+        self._completions.end_all("abort")
+
+        def sleep() -> None:
+            self._asleep = {"weights", "kv_cache"}
+            self._weights_lost = self._weights_lost or level > 1
+            self._log.info("It took 0.5 seconds to fall asleep.", "executor_base.py:211")
+
+        self._after(SLEEPS, connection, sleep)
+
+    def _wake(self, tags: set[str], connection: Connection) -> None:
+        def wake() -> None:
+            self._asleep -= tags
+            self._log.info(f"It took 0.2 seconds to wake up tags {tags}.", "executor_base.py:227")
+
+        self._after(WAKES, connection, wake)
+
+    def _read_weights(self) -> None:
+        self._weights_lost = False
+
+    def _after(self, seconds: float, connection: Connection, act: Callable[[], None]) -> None:
+        def done() -> None:
+            act()
+            connection.reply(200, b"")
+
+        self._loop.call_later(seconds * self._setup.factor, done)
 
     def _completion(self, request: Request, connection: Connection) -> None:
         if self._dead:
@@ -204,6 +261,9 @@ class FrontEnd:
         elif self._refusing_work:
             text = "cannot schedule new futures after shutdown"
             connection.reply(500, openai.error_body(text, "InternalServerError", 500))
+        elif self._asleep or self._weights_lost:
+            text = "the engine sleeps" if self._asleep else "the weights are lost"
+            connection.reply(503, openai.error_body(text, "ServiceUnavailableError", 503))
         else:
             self._completions.accept(request, connection)
 
@@ -226,7 +286,7 @@ class FrontEnd:
             ("vllm:num_requests_waiting", "gauge", labels, waiting),
             ("vllm:num_requests_waiting_by_reason", "gauge", labels + ',reason="capacity"', waiting),
             ("vllm:num_requests_waiting_by_reason", "gauge", labels + ',reason="deferred"', 0),
-            ("vllm:engine_sleep_state", "gauge", labels + ',sleep_state="awake"', 1),
+            ("vllm:engine_sleep_state", "gauge", labels + ',sleep_state="awake"', 0 if self._asleep else 1),
             ("vllm:kv_cache_usage_perc", "gauge", labels, min(1.0, running / 256)),
             ("vllm:admission_rejections_total", "counter", labels, counters.rejected),
             ("vllm:num_preemptions_total", "counter", labels, 0),

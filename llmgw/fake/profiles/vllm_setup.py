@@ -46,6 +46,8 @@ class Setup:
             self.keys = {os.environ["VLLM_API_KEY"]}
         self.quiet_paths = frozenset(given.text("disable-access-log-for-endpoints").split(","))
         self.access_lines = knobs.access_log and not given.has("disable-uvicorn-access-log")
+        self.dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "1"
+        self.sleep_mode = given.has("enable-sleep-mode")
         self.keep_alive_on_death = os.environ.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "0") == "1"
         limit = os.environ.get("VLLM_ENGINE_READY_TIMEOUT_S")
         self.ready_timeout = float(limit) if limit else DEFAULT_READY_TIMEOUT * self.factor

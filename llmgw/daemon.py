@@ -44,6 +44,8 @@ from llmgw.gateway import listeners as gateway_sockets
 from llmgw.gateway.answering import Silent
 from llmgw.gateway.assembly import make_gateway
 from llmgw.gateway.listeners import Listeners
+from llmgw.gateway.on_demand.outlook import estimate
+from llmgw.gateway.on_demand.service import OnDemand
 from llmgw.gateway.own_pages import Page
 from llmgw.gateway.server import Gateway
 from llmgw.http.unix_socket import UnixSocket
@@ -332,6 +334,8 @@ class Daemon:
             systemd.serve_notify, self.board, self._notifier, watchdog=watchdog, longest_stop=self._longest_stop
         )
         nursery.start_soon(self._guard, "notify", notify)
+        on_demand = OnDemand(self.board, self._config, self._host.assigner.fits)
+        nursery.start_soon(self._guard, "on-demand", on_demand.run)
         if self._notifier:
             nursery.start_soon(self._guard, "socket store", self._keep_sockets)
         if os.environ.get("INVOCATION_ID"):
@@ -363,7 +367,7 @@ class Daemon:
                 metrics=_no_metrics,
                 status=partial(status_json, self),
                 ui=Page(200, b"text/html; charset=utf-8", b"<!doctype html><title>llmgw</title>"),
-                estimate=lambda model: None,
+                estimate=lambda model: estimate(model, self.board.now()),
                 chance=random.SystemRandom().random,
             )
             try:

@@ -15,6 +15,8 @@ from llmgw.domain.shard import ShardId
 from llmgw.gateway.admission.desk import Desk
 from llmgw.gateway.admission.messages import Refused
 from llmgw.gateway.client import Limits
+from llmgw.gateway.on_demand.outlook import failed_loads
+from llmgw.gateway.on_demand.telling import used_by, wants_of
 from llmgw.gateway.plane import Plane
 from llmgw.gateway.prospect import hopeless
 from llmgw.gateway.reading import answers
@@ -52,6 +54,10 @@ class InForce:
         """Slots by endpoint of each model, as the desk knows them."""
         self._pools: dict[Key, Pool] = {}
         self._running: dict[Key, int] = {}
+        self._used: set[ShardId] = set()
+        """Shards that had a request since the board was told last."""
+        self._without_endpoint: frozenset[str] = frozenset()
+        """Models that requests can only wait for."""
         self.is_draining = False
         """llmgw ends: nothing new is let in."""
         self._returning: float | None = None
@@ -88,8 +94,12 @@ class InForce:
         if before.endpoints.keys() != table.endpoints.keys():
             self._ejections.keep(table.endpoints.keys())
             self._chooser.keep(table.models.keys(), table.endpoints.keys())
+        self._without_endpoint = frozenset(model.name for model in table.models.values() if not model.endpoints)
         for name in {model.name for model in (*before.models.values(), *table.models.values())}:
             self._set_places(name)
+        for name, why in failed_loads(before, table).items():
+            refusal = answers.no_engine(name, why, self._estimate(table.models[name]))
+            self._desk.refuse_model(name, Refused("load-failed", refusal.retry_after, refusal.message))
         for key in [key for key in self._pools if key not in table.endpoints and key not in table.draining]:
             self._pools.pop(key).close("endpoint-gone")
         self.publish_load()
@@ -148,6 +158,7 @@ class InForce:
         self._running[key] = self._running.get(key, 0) + 1
 
     def ended(self, key: Key) -> None:
+        self._used.add(key[0])
         left = self._running[key] - 1
         if left:
             self._running[key] = left
@@ -155,14 +166,28 @@ class InForce:
             del self._running[key]
 
     def publish_load(self) -> None:
-        """Tell the board what runs, so that a drain waits for requests that the engine does not count yet."""
+        """Tell the board what runs, so that a drain waits for requests that the engine does not count yet, what was
+        used, and what is waited for."""
         load: dict[ShardId, int] = {}
         for (id_, _), count in self._running.items():
             load[id_] = load.get(id_, 0) + count
-        if load != self._board.gateway_load.value:
-            self._board.gateway_load.set(load)
+        board = self._board
+        if load != board.gateway_load.value:
+            board.gateway_load.set(load)
+        used = used_by(board.last_used.value, self._used | load.keys(), board.snapshot.shards.keys(), board.now())
+        self._used.clear()
+        if used is not board.last_used.value:
+            board.last_used.set(used)
+        if self._without_endpoint or board.wanted.value:
+            bands = (band.name for band in self.gateway.bands)
+            queues = self._desk.snapshot().queues if self._without_endpoint else ()
+            wanted = wants_of(queues, self._without_endpoint, bands, board.now(), board.wanted.value)
+            if wanted != board.wanted.value:
+                board.wanted.set(wanted)
 
     def close(self) -> None:
+        self._board.gateway_load.set({})
+        self._board.wanted.set({})
         for pool in self._pools.values():
             pool.close("shutdown")
         self._pools.clear()

@@ -442,5 +442,5 @@ async def test_a_sleep_is_done_when_it_sleeps_and_a_wake_when_it_answers(daemon:
     _, asked = await daemon.ask("POST", "/v1/shards/llama/wake")
     assert asked["state"] == "running"
     daemon.report(id_, Awoken(1.6))
-    code, answer = await daemon.ask("GET", f"/v1/operations/{asked['operation']}")
+    _, answer = await daemon.ask("GET", f"/v1/operations/{asked['operation']}")
     assert (answer["state"], answer["shards"][0]["wake_seconds"]) == ("done", 1.6)

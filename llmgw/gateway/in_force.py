@@ -186,10 +186,9 @@ class InForce:
                 board.wanted.set(wanted)
 
     def close(self) -> None:
-        self._board.gateway_load.set({})
-        self._board.wanted.set({})
         for pool in self._pools.values():
             pool.close("shutdown")
         self._pools.clear()
         # Nobody runs any more, and engines that are being stopped wait to hear that.
         self.publish_load()
+        self._board.wanted.set({})

@@ -38,3 +38,6 @@ def _shard(spec: ShardSpec) -> Iterator[Problem]:
 
     if spec.nodes > 1:
         yield refuse("nodes", f"nodes = {spec.nodes} is not served by this version yet", "run it on one node")
+    for key in ("idle_timeout", "idle_action", "sleep_level"):
+        if key in spec.origins and (key != "idle_timeout" or spec.idle_timeout is not None):
+            yield refuse(key, f"{key} is not served by this version yet", "remove it; llmgw stop frees the GPUs")

@@ -520,18 +520,12 @@ def test_what_cannot_be_served_yet_is_refused_in_words():
         nodes="2",
         share_gpus="true",
         gpu_memory='"1GiB"',
-        idle_timeout='"1h"',
-        idle_action='"sleep"',
-        sleep_level="2",
     )
     found = not_served_yet(read(text).config)
     assert all(p.code == "not-yet" and p.is_error and p.hint for p in found)
     assert [p.message.split(" ")[0] for p in found] == [
         "[cluster]",
         "nodes",
-        "idle_timeout",
-        "idle_action",
-        "sleep_level",
     ]
     assert str(found[1].where) == "llmgw.toml:10:9"
 

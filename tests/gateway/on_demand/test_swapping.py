@@ -1,0 +1,174 @@
+"""Models that are loaded by requests, in a whole llmgw: fake engines on pretended GPUs, asked through the gateway."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.fake_gpus import FakeGpus
+from tests.node import Node, fake, free_port
+
+pytestmark = pytest.mark.slow
+
+QUICK = (
+    '[node]\ninventory_interval = "1s"\n'
+    '[defaults]\nrestart_delay = "200ms"\nrestart_delay_max = "300ms"\nprobe_interval = "100ms"\n'
+)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with Node() as node:
+        yield node
+
+
+class Gateway:
+    """Writes the file with a gateway in front, and asks it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.port = free_port()
+
+    def write(self, shards: str, more: str = "") -> None:
+        self.node.write(f'{QUICK}[gateway]\nlisten = "127.0.0.1:{self.port}"\n{more}\n{shards}')
+
+    def ask(self, model: str, *, tokens: int = 2, timeout: float = 60.0) -> tuple[int, dict[str, Any], dict[str, str]]:
+        body = {"model": model, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)) as connection:
+            head = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), head)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read()), {key.lower(): value for key, value in answer.getheaders()}
+
+
+class Asking(threading.Thread):
+    """One request that goes on beside the test."""
+
+    def __init__(self, gateway: Gateway, model: str, tokens: int = 2) -> None:
+        super().__init__()
+        self.answer: tuple[int, dict[str, Any], dict[str, str]] | None = None
+        self._ask = lambda: gateway.ask(model, tokens=tokens)
+        self.start()
+
+    def run(self) -> None:
+        self.answer = self._ask()
+
+    def status(self) -> int:
+        self.join(60.0)
+        assert self.answer is not None
+        return self.answer[0]
+
+
+def shard(name: str, *, gpus: str = "[0]", idle: str = "1h", knobs: str = "", more: str = "") -> str:
+    command = fake("vllm", "serve", *knobs.split())
+    return (
+        f'[[shard]]\nname = "{name}"\nmodel = "{name}"\ngpus = {gpus}\ncommand = {command}\n'
+        f'autostart = false\nidle_timeout = "{idle}"\n{more}\n'
+    )
+
+
+def test_a_request_loads_its_model_and_another_model_takes_its_turn_on_the_same_card(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", knobs="--fake-gpu-release 1") + shard("b"))
+    node.start()
+    assert {node.state_of(name) for name in ("a", "b")} == {"pending"}
+    assert node.cli("status").returncode == 0
+    status, answer, _ = gateway.ask("a")
+    assert (status, answer["model"]) == (200, "a")
+    assert node.state_of("a") == "ready"
+    status, answer, _ = gateway.ask("b")
+    assert (status, answer["model"]) == (200, "b")
+    shard_a = node.shard("a")
+    assert (shard_a["state"], shard_a["loadable"], shard_a["intent"]["operator"]) == ("stopped", True, False)
+    # The release of the memory was waited for: the end of one and the start of the other never overlap.
+    assert shard_a["unload_seconds"] >= 1.0
+    assert gpus.used(0) <= 81559
+    states = [(event["shard"], event["after"]) for event in node.events() if event.get("after")]
+    assert states.index(("a", "stopped")) < states.index(("b", "starting"))
+    assert "failed" not in [state for _, state in states]
+    told = [event["text"] for event in node.events() if event["kind"] == "wish"]
+    assert any(text.startswith("stop by gateway, for b") for text in told)
+
+
+def test_an_idle_model_is_unloaded_and_comes_back_with_the_next_request(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", idle="10s"))
+    node.start()
+    assert gateway.ask("a")[0] == 200
+    gateway.write(shard("a", idle="10s", more='restart_stable = "1m"'))
+    assert node.cli("reload").returncode == 0
+    node.wait_state("a", "stopped")
+    assert "idle for 10 s" in node.shard("a")["detail"]
+    assert gateway.ask("a")[0] == 200
+    assert node.shard("a")["generation"] == 2
+
+
+def test_a_stop_keeps_requests_from_loading_and_an_unload_does_not_also_over_a_restart(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a").replace("autostart = false", "autostart = true"))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("unload", "a", "--wait").returncode == 0
+    node.kill()
+    node.start()
+    node.wait_state("a", "stopped", "pending")
+    assert node.shard("a")["loadable"]
+    assert gateway.ask("a")[0] == 200
+    assert node.cli("stop", "a", "--wait").returncode == 0
+    status, answer, head = gateway.ask("a")
+    assert status == 503 and head["x-should-retry"] == "false"
+    assert "a is stopped" in answer["error"]["message"]
+    node.kill()
+    node.start()
+    node.wait_state("a", "stopped")
+    assert gateway.ask("a")[0] == 503
+    assert node.cli("load", "a", "--wait").returncode == 0
+    assert gateway.ask("a")[0] == 200
+
+
+def test_a_load_that_fails_answers_those_who_wait_with_its_cause(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", knobs="--fake-fail d1"))
+    node.start()
+    status, answer, _ = gateway.ask("a")
+    assert status == 503
+    assert "a is failed: " in answer["error"]["message"]
+    assert "memory" in answer["error"]["message"]
+
+
+def test_a_busy_model_finishes_its_requests_before_another_takes_its_card(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", knobs="--fake-token-interval 0.1") + shard("b"))
+    node.start()
+    assert gateway.ask("a")[0] == 200
+    long = Asking(gateway, "a", tokens=60)
+    other = Asking(gateway, "b")
+    assert other.status() == 200
+    assert long.status() == 200
+    assert long.answer is not None and long.answer[1]["usage"]["completion_tokens"] == 60
+    assert [event["after"] for event in node.events() if event["shard"] == "b" and event.get("after")][-1] == "ready"
+
+
+def test_an_idle_vllm_sleeps_and_a_request_wakes_it(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", idle="10s", more='idle_action = "sleep"'))
+    node.start()
+    assert gateway.ask("a")[0] == 200
+    pid = node.shard("a")["pid"]
+    node.until(lambda: "sleeping" in node.conditions("a"), "it sleeps")
+    assert gateway.ask("a")[0] == 200
+    shard_a = node.shard("a")
+    assert (shard_a["pid"], shard_a["generation"]) == (pid, 1)
+    assert shard_a["wake_seconds"] is not None and "sleeping" not in node.conditions("a")

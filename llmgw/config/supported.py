@@ -31,13 +31,7 @@ def _first(config: Config, name: str) -> Where | None:
 
 
 def _shard(spec: ShardSpec) -> Iterator[Problem]:
-    context = f'[shard "{spec.name}"]'
-
-    def refuse(key: str, message: str, hint: str) -> Problem:
-        return Problem(CODE, message, hint, spec.written_at(key), context=context)
-
     if spec.nodes > 1:
-        yield refuse("nodes", f"nodes = {spec.nodes} is not served by this version yet", "run it on one node")
-    for key in ("idle_timeout", "idle_action", "sleep_level"):
-        if key in spec.origins and (key != "idle_timeout" or spec.idle_timeout is not None):
-            yield refuse(key, f"{key} is not served by this version yet", "remove it; llmgw stop frees the GPUs")
+        message = f"nodes = {spec.nodes} is not served by this version yet"
+        context = f'[shard "{spec.name}"]'
+        yield Problem(CODE, message, "run it on one node", spec.written_at("nodes"), context=context)

@@ -1,1 +1,0 @@
-"""What the board and the node tell, as Prometheus families. Snapshots in, families out."""

@@ -589,7 +589,7 @@ class Life:
         if not waits:
             return
         host = self._host
-        self._left = 0
+        self._left = self._in_gateway
         with trio.move_on_after(shard.spec.limits.drain_timeout):
             async with trio.open_nursery() as nursery:
 
@@ -632,6 +632,12 @@ class Life:
         return self._host.config.value.gateway is not None
 
     @property
+    def _in_gateway(self) -> int:
+        """Requests that the gateway has under way in it."""
+        load = self._host.board.gateway_load.value if self._is_served else {}
+        return load.get(self._shard.status.id, 0)
+
+    @property
     def _can_count(self) -> bool:
         """Whether anybody knows of its requests."""
         return self._profile.metrics is not None or self._is_served
@@ -665,5 +671,4 @@ class Life:
                 activity = read_activity(self._profile.kind, answer.body)
                 self._shard.report(ActivitySeen(activity))
                 own = (activity.running or 0) + (activity.waiting or 0)
-        load = self._host.board.gateway_load.value if self._is_served else {}
-        return max(own, load.get(self._shard.status.id, 0))
+        return max(own, self._in_gateway)

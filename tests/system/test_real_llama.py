@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from running_llmgw import Llmgw, session_members
+from running_llmgw import Llmgw, connect, send, session_members
 
 from llmgw.cli.demo import Engine, real_engine
 from llmgw.cli.errors import CommandError
@@ -87,6 +89,27 @@ def test_it_loads_answers_outlives_a_crash_of_llmgw_and_stops_in_the_middle_of_a
     assert session_members(ready["pid"]) == []
     assert os.listdir(gateway.folder / "state" / "tmp") == []
     assert os.listdir(gateway.folder / "state" / "shards") == []
+
+
+def test_behind_the_gateway_it_asks_for_its_own_key_and_tells_its_slots(engine: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        listen = f"127.0.0.1:{door.getsockname()[1]}"
+    gateway = Llmgw(f'[gateway]\nlisten = "{listen}"\n' + shard(engine))
+    with contextlib.closing(gateway):
+        gateway.start()
+        ready = gateway.until_state("gemma", "ready")
+        assert ready["slots"] >= 1
+        assert ready["slots_from"] == "props"
+        record = json.loads((gateway.folder / "state" / "shards" / "gemma.0.json").read_text())
+        key = record["api_key"]
+        assert key not in Path(f"/proc/{ready['pid']}/cmdline").read_text()
+        with contextlib.closing(connect(ready["endpoint"], 30.0)) as without:
+            assert send(without, "/v1/completions", QUESTION, None).status == 401
+        answer = gateway.post(ready, "/v1/completions", QUESTION, {"Authorization": f"Bearer {key}"})
+        assert answer["choices"][0]["text"]
+        # Its counters are behind the key too, and a drain reads them.
+        assert gateway.run("stop", "--wait", "gemma").returncode == 0
+        assert key not in gateway.log()
 
 
 def test_a_stop_waits_for_a_running_stream(llmgw: Callable[..., Llmgw]) -> None:

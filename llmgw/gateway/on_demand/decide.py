@@ -255,18 +255,10 @@ class _Round:
                     # It asks again by itself as soon as the cards are free.
                     continue
                 return (Wished(free.id, Wish.START, self._why(need)),)
-            for shard in need.shards:
-                if self.fits(shard.id, going):
-                    wishes = self._let_go(shard, going)
-                    if wishes:
-                        return wishes
-                    break
-                victims = self._victims(need, shard, going)
-                if victims is not None:
-                    wishes = self._make_room(need, shard, victims, going)
-                    if wishes:
-                        return wishes
-                    break
+            soon = next((shard for shard in need.shards if self.fits(shard.id, going)), None)
+            wishes = self._let_go(soon, going) if soon is not None else self._make_room(need, going)
+            if wishes:
+                return wishes
         return ()
 
     def _why(self, need: _Need) -> str:
@@ -283,18 +275,20 @@ class _Round:
         drained = [one for one in self.shards if one.id in needed and one.is_being_drained and not self._is_busy(one)]
         return tuple(Wished(one.id, Wish.STOP, f"for {shard.spec.model}") for one in drained)
 
-    def _make_room(
-        self, need: _Need, shard: _Shard, victims: Sequence[_Shard], going: frozenset[ShardId]
-    ) -> tuple[Wished, ...]:
+    def _make_room(self, need: _Need, going: frozenset[ShardId]) -> tuple[Wished, ...]:
         """Those that are busy are drained before any other is unloaded: until then nobody has lost anything."""
+        choices = [found for shard in need.shards if (found := self._victims(need, shard, going)) is not None]
+        if not choices:
+            return ()
+        victims = min(choices, key=lambda found: (any(map(self._is_busy, found)), len(found), self._losses(found)))
         self.needed |= going
         busy = [victim for victim in victims if self._is_busy(victim)]
         still_busy = any(one.id in going and one.is_being_drained and self._is_busy(one) for one in self.shards)
         if busy:
-            return tuple(Wished(victim.id, Wish.DRAIN, f"for {shard.spec.model}") for victim in busy)
+            return tuple(Wished(victim.id, Wish.DRAIN, f"for {need.model}") for victim in busy)
         if still_busy:
             return ()
-        return tuple(Wished(victim.id, Wish.STOP, f"for {shard.spec.model}") for victim in victims)
+        return tuple(Wished(victim.id, Wish.STOP, f"for {need.model}") for victim in victims)
 
     # -- who makes room ----------------------------------------------------------------------------------
 
@@ -318,7 +312,7 @@ class _Round:
         for victim in ranked:
             if help_of((victim,)):
                 return (victim,)
-        pairs = sorted(combinations(ranked[:PAIRED], 2), key=lambda pair: sum(map(self._loss, pair)))
+        pairs = sorted(combinations(ranked[:PAIRED], 2), key=self._losses)
         for pair in pairs:
             if help_of(pair):
                 return pair
@@ -336,6 +330,9 @@ class _Round:
     def _loss(self, victim: _Shard) -> float:
         """What its end is expected to cost: the load, and the less likely the longer nobody has asked for it."""
         return victim.cost / (1.0 + self._idle_for(victim))
+
+    def _losses(self, victims: Iterable[_Shard]) -> float:
+        return sum(map(self._loss, victims))
 
     def _may_go(self, victim: _Shard, need: _Need) -> bool:
         """Whether it may end its turn now for this need; notes when it may, if later."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.domain.problem import Reason
-from llmgw.domain.shard import ShardId
+from llmgw.domain.shard import ShardId, ShardSpec
 from llmgw.domain.status import (
     Activity,
     ActivitySeen,
@@ -204,6 +205,42 @@ def test_of_two_copies_the_one_whose_cards_are_free_is_loaded_and_else_the_cheap
     world.up("a", for_=900.0, used=600.0)
     world.want("b")
     assert world.asked() == [("start", "b1")]
+
+
+def number(name: str, count: int) -> ShardSpec:
+    """A shard that wants so many of the node's four cards, whichever they are."""
+    return evolve(spec(name), gpus=count)
+
+
+def test_of_several_that_would_do_the_cheapest_for_its_idle_time_goes() -> None:
+    shards = tuple(number(name, 1) for name in ("dear", "cheap", "active", "other", "new"))
+    world = World(shards, load={"dear": 300.0, "cheap": 20.0, "active": 20.0, "other": 300.0})
+    for name, used in (("dear", 600.0), ("cheap", 600.0), ("active", 1.0), ("other", 500.0)):
+        world.up(name, for_=900.0, used=used)
+    world.want("new")
+    assert world.asked() == [("stop", "cheap")]
+
+
+def test_the_fewest_go_and_none_that_is_not_needed() -> None:
+    world = World((number("one", 1), number("pair", 2), number("last", 1), number("new", 2)), load={"pair": 500.0})
+    for name in ("one", "pair", "last"):
+        world.up(name, for_=900.0, used=600.0)
+    world.want("new")
+    assert world.asked() == [("stop", "pair")]
+    wide = World((number("a", 1), number("b", 1), number("c", 1), number("d", 1), number("new", 3)), load={"d": 900.0})
+    for name in ("a", "b", "c", "d"):
+        wide.up(name, for_=900.0, used=600.0)
+    wide.want("new")
+    assert sorted(wide.asked()) == [("stop", "a"), ("stop", "b"), ("stop", "c")]
+
+
+def test_of_two_copies_the_one_whose_cards_cost_less_to_free_is_loaded() -> None:
+    shards = (spec("dear", 0), spec("cheap", 1), spec("b0", 0, model="b"), spec("b1", 1, model="b"))
+    world = World(shards, load={"dear": 300.0, "cheap": 20.0})
+    world.up("dear", for_=900.0, used=600.0)
+    world.up("cheap", for_=900.0, used=600.0)
+    world.want("b")
+    assert world.asked() == [("stop", "cheap")]
 
 
 def test_nobody_goes_where_it_would_not_help() -> None:

@@ -43,6 +43,10 @@ def spec(name: str, *gpus: int, model: str | None = None, idle: float | None = 3
     return evolve(made, idle_timeout=idle, **keys)
 
 
+CARDS = 4
+"""Of the node, for shards that want a number of them."""
+
+
 class Section:
     """What is asked of `[gateway]` here."""
 
@@ -69,9 +73,13 @@ class Engine:
     def id(self) -> ShardId:
         return self.spec.ids[0]
 
+    given: set[int] = field(factory=set)
+    """Cards that it got for its number of them."""
+
     @property
     def cards(self) -> set[int]:
-        return set(self.spec.pinned_gpus)  # type: ignore[arg-type]
+        """What it has, or wants to have."""
+        return self.given if isinstance(self.spec.gpus, int) else set(self.spec.pinned_gpus)  # type: ignore[arg-type]
 
 
 @define
@@ -106,10 +114,13 @@ class World:
     def up(self, name: str, *, for_: float = 0.0, used: float | None = None, wish: Wish = Wish.START) -> None:
         """Ready since so many seconds; `used`: seconds since its last request."""
         engine = self.engines[ShardId(name)]
-        now, self.now = self.now, self.now - for_
+        now, self.now = self.now, self.now - for_ - engine.load
         self.board.ask(engine.id, wish, "file")
         engine.cell.report(Launched(1, 1, engine.cell.status.generation + 1, "127.0.0.1:1", "h"))
+        self.now = now - for_
         engine.cell.report(ReadyConfirmed())
+        if isinstance(engine.spec.gpus, int):
+            engine.given = self._free(frozenset({engine.id}), engine.spec.gpus)
         self.now = now
         if used is not None:
             self.last_used[engine.id] = now - used
@@ -134,7 +145,14 @@ class World:
                     found.setdefault(card, []).append(engine.id)
         return found
 
+    def _free(self, without: frozenset[ShardId], count: int) -> set[int]:
+        used = {card for card, ids in self.holders().items() if not set(ids) <= without}
+        return set(sorted(set(range(CARDS)) - used)[:count])
+
     def fits(self, id_: ShardId, without: frozenset[ShardId] = frozenset()) -> bool:
+        wanted = self.engines[id_].spec.gpus
+        if isinstance(wanted, int):
+            return len(self._free(without | {id_}, wanted)) == wanted
         mine = self.engines[id_].cards
         for engine in self.engines.values():
             claims = engine.cell.status.state.is_live or self.board.intent_cell(engine.id).value.wish is Wish.START

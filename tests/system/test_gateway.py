@@ -113,7 +113,7 @@ def test_a_stream_that_its_client_gives_up_ends_in_the_engine_too(served: Served
     served.llmgw.until_state("a", "ready")
     with served.client() as client:
         stream = client.chat.completions.create(  # type: ignore[call-overload]
-            model="m", messages=HELLO, max_tokens=100_000, stream=True, extra_body={"ignore_eos": True}
+            model="m", messages=HELLO, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )
         next(stream)
         served.llmgw.until_shard("a", running(1), "one request in the engine")

@@ -24,6 +24,9 @@ LAST_WORDS = 1.0
 
 LEVEL = "LLMGW_LOG_LEVEL"
 
+ACCESS = "llmgw.access"
+"""The logger of the access log: each of its lines is a JSON object, and stands for itself."""
+
 
 class PatientHandler(logging.Handler):
     """Writes to a descriptor what it takes at once. The rest waits for the next line, or for logging's shutdown."""
@@ -102,7 +105,7 @@ class Format(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = record.getMessage() if record.name == ACCESS else super().format(record)
         if not self._journal:
             return text
         priority = self.PRIORITIES.get(record.levelno, 5)

@@ -6,6 +6,7 @@ This runs for each request and each chunk: a chunk costs one search in a tuple o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from llmgw.gateway.record import RequestRecord
 from llmgw.metrics import families
@@ -92,6 +93,29 @@ class Counters:
             if count:
                 key = (model, tenant, direction)
                 self.tokens[key] = self.tokens.get(key, 0) + count
+
+    def as_json(self) -> dict[str, Any]:
+        """Totals, from which `llmgw top` makes rates. Counts of buckets are not summed up."""
+        requests: dict[tuple[str, str], int] = {}
+        for (model, _, band, _), count in self.requests.items():
+            requests[model, band] = requests.get((model, band), 0) + count
+        tokens: dict[tuple[str, str], dict[str, int]] = {}
+        for (model, tenant, direction), count in self.tokens.items():
+            tokens.setdefault((model, tenant), {"prompt": 0, "completion": 0})[direction] = count
+        return {
+            "ttft_bounds": list(families.TTFT.bounds),
+            "bands": [
+                {
+                    "model": model,
+                    "band": band,
+                    "requests": requests.get((model, band), 0),
+                    "chunks": sum(series.inter_chunk.counts),
+                    "ttft": list(series.ttft.counts),
+                }
+                for (model, band), series in self.models.items()
+            ],
+            "tokens": [{"model": model, "tenant": tenant, **counts} for (model, tenant), counts in tokens.items()],
+        }
 
     def keep(self, models: Collection[str], tenants: Collection[str], bands: Iterable[str]) -> None:
         """Forget what the file no longer has, so that reloads do not let the numbers of series grow for ever.

@@ -162,12 +162,24 @@ def _activity(shard: Shard) -> list[str]:
 
 def _not_wanted(shard: Shard) -> list[str]:
     intent = shard["intent"]
+    if shard.get("loadable"):
+        return [_on_request(shard)]
     if intent["wish"] != "stop":
         return []
     if intent.get("operator"):
         # Who it was stands in the detail while the stop was an engine's end, and nowhere otherwise.
         return [] if intent["by"] in (shard.get("detail") or "") else [f"stopped by {intent['by']}"]
     return ["not started by itself (autostart = false)"] if shard["state"] == "pending" else []
+
+
+def _on_request(shard: Shard) -> str:
+    """What the next request costs, as it was measured last: the load, and the end of what has its GPUs then."""
+    measured = [
+        f"{word} {duration(shard[key])} last time"
+        for key, word in (("load_seconds", "loaded in"), ("unload_seconds", "unloaded in"))
+        if shard.get(key) is not None
+    ]
+    return "loads on request" + (f" ({', '.join(measured)})" if measured else "")
 
 
 def next_step(shard: Shard, now: float) -> str:

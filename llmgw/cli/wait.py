@@ -54,6 +54,7 @@ def standing(goal: str, shard: dict[str, Any]) -> str:
     state = shard["state"]
     if goal == "ready":
         given_up = state == "failed" and shard["next_attempt"] is None and shard["reason"] is not None
-        return "done" if state == "ready" else "failed" if given_up else "running"
+        asleep = any(condition["kind"] == "sleeping" for condition in shard["conditions"])
+        return "done" if state == "ready" and not asleep else "failed" if given_up else "running"
     gone = state in ("stopped", "pending") or (state == "failed" and shard["next_attempt"] is None)
     return "done" if gone else "running"

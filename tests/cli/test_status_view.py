@@ -148,6 +148,17 @@ def test_what_an_operator_has_stopped_names_the_operator() -> None:
     )
 
 
+def test_a_shard_that_requests_load_says_what_that_costs() -> None:
+    intent = {"wish": "stop", "by": "file", "at": NOW, "operator": False}
+    fresh = {"state": "pending", "intent": intent, "loadable": True, "load_seconds": None}
+    assert detail(**fresh) == "loads on request"
+    measured = {**fresh, "load_seconds": 161.0, "unload_seconds": 4.2}
+    assert detail(**measured) == "loads on request (loaded in 2m41s last time, unloaded in 4s last time)"
+    told = "stopped by gateway, idle for 300 s (SIGTERM, 4.2 s)"
+    stopped = {**measured, "state": "stopped", "detail": told, "unload_seconds": None}
+    assert detail(**stopped) == f"{told}, loads on request (loaded in 2m41s last time)"
+
+
 def test_a_shard_without_autostart_says_why_it_waits() -> None:
     intent = {"wish": "stop", "by": "file", "at": NOW, "operator": False}
     assert detail(state="pending", intent=intent) == "not started by itself (autostart = false)"

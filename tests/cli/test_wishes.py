@@ -198,3 +198,16 @@ def test_wait_for_stopped_takes_what_never_ran(tmp_path: Path) -> None:
 def test_wait_gives_up_in_time_with_6(tmp_path: Path) -> None:
     done = waited(tmp_path, [a_shard(state="loading")], "embed", "--timeout", "1s")
     assert done.returncode == 6
+
+
+def test_a_sleep_and_a_wake_are_told_by_the_condition_and_the_time_it_took() -> None:
+    asleep = a_shard(conditions=[{"kind": "sleeping", "text": "", "since": NOW}])
+    assert outcome("sleep", asleep, NOW) == "asleep"
+    assert outcome("sleep", a_shard(), NOW) is None
+    assert outcome("wake", asleep, NOW) is None
+    assert outcome("start", asleep, NOW) is None
+    assert outcome("wake", a_shard(wake_seconds=1.6), NOW) == "awake after 2s"
+    assert outcome("unload", a_shard(state="stopped", detail="SIGTERM, 1.0 s"), NOW) == (
+        "stopped (SIGTERM, 1.0 s); GPU 7 free"
+    )
+    assert outcome("load", a_shard(since=NOW + 17, launched_at=NOW + 1), NOW) == "ready after 16s"

@@ -338,3 +338,21 @@ def test_access_lines_of_own_probes_are_recognised(kind: EngineKind, line: str) 
 )
 def test_other_lines_are_kept(line: str) -> None:
     assert not is_probe_line(EngineKind.VLLM, line)
+
+
+def test_sleep_mode_opens_its_pages_only_where_it_is_asked_for() -> None:
+    awake, sleeper = make_plan(EngineKind.VLLM), make_plan(EngineKind.VLLM, idle_action="sleep")
+    assert "--enable-sleep-mode" in build_command(sleeper).argv
+    assert build_command(sleeper).env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "--enable-sleep-mode" not in build_command(awake).argv
+    assert "VLLM_SERVER_DEV_MODE" not in build_command(awake).env
+
+
+def test_after_a_sleep_that_dropped_them_weights_get_memory_are_read_and_then_the_cache_comes() -> None:
+    mode = profile(EngineKind.VLLM).sleep
+    assert mode is not None
+    assert [call.path for call in mode.fall_asleep(2)] == ["/sleep?level=2"]
+    assert [call.path for call in mode.wake(1)] == ["/wake_up"]
+    woken = mode.wake(2)
+    assert [call.path for call in woken] == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
+    assert woken[1].body == {"method": "reload_weights"}

@@ -291,3 +291,45 @@ def test_its_own_limit_for_loading_ends_a_slow_start(start):
     engine = start(*SERVE, "--fake-never-ready", env={"VLLM_ENGINE_READY_TIMEOUT_S": "1.5"})
     assert engine.wait_exit() == 1
     assert "Timed out waiting for engine core processes to start" in engine.stderr()
+
+
+SLEEPER = (*QUICK, "--enable-sleep-mode", "--fake-time-factor", "0.01")
+DEV = {"VLLM_SERVER_DEV_MODE": "1"}
+
+
+def asleep(engine):
+    return json.loads(engine.ask("/is_sleeping")[1])["is_sleeping"]
+
+
+def complete(engine):
+    return engine.ask("/v1/completions", {"model": "a", "prompt": "hello", "max_tokens": 1})[0]
+
+
+def test_it_sleeps_and_wakes_and_answers_nothing_in_between(start):
+    engine = start(*SLEEPER, env=DEV).wait_ready()
+    assert not asleep(engine)
+    assert engine.ask("/sleep?level=1", {})[0] == 200
+    assert asleep(engine) and complete(engine) == 503 and engine.status("/health") == 200
+    assert engine.ask("/wake_up", {})[0] == 200
+    assert not asleep(engine) and complete(engine) == 200
+
+
+def test_after_a_deep_sleep_it_answers_only_when_its_weights_were_read_again(start):
+    engine = start(*SLEEPER, env=DEV).wait_ready()
+    assert engine.ask("/sleep?level=2", {})[0] == 200
+    assert engine.ask("/collective_rpc", {"method": "reload_weights"})[0] == 500
+    assert engine.ask("/wake_up?tags=weights", {})[0] == 200
+    assert asleep(engine)
+    assert engine.ask("/wake_up?tags=kv_cache", {})[0] == 200
+    assert complete(engine) == 503
+    assert engine.ask("/collective_rpc", {"method": "reload_weights"})[0] == 200
+    assert complete(engine) == 200
+
+
+def test_its_control_pages_are_there_in_development_mode_alone_and_ask_for_no_key(start):
+    closed = start(*SLEEPER).wait_ready()
+    assert closed.ask("/sleep?level=1", {})[0] == 404
+    open_ = start(*SLEEPER, "--api-key", "secret", env=DEV).wait_ready()
+    assert open_.ask("/sleep?level=1", {})[0] == 200
+    without_mode = start(*QUICK, env=DEV).wait_ready()
+    assert without_mode.ask("/sleep?level=1", {})[0] == 500

@@ -616,3 +616,39 @@ def test_named_cards_of_what_cannot_start_are_nobody_elses() -> None:
 def test_named_cards_keep_the_order_in_which_they_are_named() -> None:
     placement = place([NodeView("n", cards("n", 2))], [shard("z", 2, pinned=("n-1", "n-0"))], {})
     assert got(placement, "z") == ("n-1", "n-0")
+
+
+PINS = st.lists(st.sets(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=5)
+
+
+@given(pins=PINS, running=st.sets(st.integers(0, 4)), counted=st.integers(1, 3))
+def test_shards_that_take_turns_keep_their_cards_from_all_but_each_other(
+    pins: list[set[int]], running: set[int], counted: int
+) -> None:
+    node = NodeView("n", cards("n", 4))
+    requests, current, used = [], {}, set()
+    for number, group in enumerate(pins):
+        uuids = tuple(f"n-{index}" for index in sorted(group))
+        if number in running and not used & set(uuids):
+            used |= set(uuids)
+            requests.append(shard(f"s{number}", len(uuids), running=True))
+            current.update(had(f"s{number}", ("n", uuids)))
+        else:
+            requests.append(shard(f"s{number}", len(uuids), pinned=uuids, takes_turns=True))
+    staying = shard("staying", counted)
+    placement = place([node], [*requests, staying], current)
+    for request in requests:
+        is_placed = request.id in placement.assignments
+        assert is_placed == (request.running or not used & set(request.pinned))
+    named = {uuid for request in requests for uuid in request.pinned} | used
+    if staying.id in placement.assignments:
+        assert not named & set(got(placement, "staying"))
+    else:
+        assert 4 - len(named) < counted
+
+
+def test_one_that_stays_does_not_share_a_card_with_one_that_takes_turns() -> None:
+    node = NodeView("n", cards("n", 1))
+    both = [shard("stays", 1, pinned=("n-0",)), shard("turns", 1, pinned=("n-0",), takes_turns=True)]
+    assert place([node], both, {}).assignments == {}
+    assert got(place([node], [both[1], evolve(both[0], takes_turns=True)], {}), "stays") == ("n-0",)

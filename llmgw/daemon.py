@@ -41,14 +41,16 @@ from llmgw.domain.host import HostFacts, PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
 from llmgw.gateway import listeners as gateway_sockets
-from llmgw.gateway.answering import Silent
 from llmgw.gateway.assembly import make_gateway
 from llmgw.gateway.listeners import Listeners
+from llmgw.gateway.metrics.observation import Observation
 from llmgw.gateway.on_demand.outlook import estimate
 from llmgw.gateway.on_demand.service import OnDemand
 from llmgw.gateway.own_pages import Page
 from llmgw.gateway.server import Gateway
 from llmgw.http.unix_socket import UnixSocket
+from llmgw.metrics.exposition import CONTENT_TYPE
+from llmgw.metrics.node import Node
 from llmgw.own_log import set_up_logging
 from llmgw.preflight.rules import preflight
 from llmgw.supervisor.assigner import Assigner
@@ -303,6 +305,9 @@ class Daemon:
             new_run_id=partial(secrets.token_hex, 8),
         )
         self._supervisor = Supervisor(self._host, WishStore(settings.state_dir))
+        self._observation = Observation(
+            self.board, self._config, node=self._node_as_seen, gateway=lambda: self._gateway
+        )
 
     @property
     def in_force(self) -> Config:
@@ -334,6 +339,7 @@ class Daemon:
             systemd.serve_notify, self.board, self._notifier, watchdog=watchdog, longest_stop=self._longest_stop
         )
         nursery.start_soon(self._guard, "notify", notify)
+        nursery.start_soon(self._guard, "metrics", self._observation.run)
         on_demand = OnDemand(self.board, self._config, self._host.assigner.fits)
         nursery.start_soon(self._guard, "on-demand", on_demand.run)
         if self._notifier:
@@ -363,8 +369,8 @@ class Daemon:
                 self.board,
                 self._config,
                 self._listeners.sockets,
-                observer=Silent(),
-                metrics=_no_metrics,
+                observer=self._observation,
+                metrics=self._metrics_page,
                 status=partial(status_json, self),
                 ui=Page(200, b"text/html; charset=utf-8", b"<!doctype html><title>llmgw</title>"),
                 estimate=lambda model: estimate(model, self.board.now()),
@@ -497,7 +503,25 @@ class Daemon:
             "hardware": _hardware(self._inventory),
             "stopping": leaving.why if leaving is not None else None,
             "warnings": self._warnings(),
+            "gateway": self._observation.as_json(),
         }
+
+    def _node_as_seen(self) -> Node:
+        facts = self._node_watch.facts.value
+        return Node(
+            version=__version__,
+            started=self._started,
+            config_in_force=self._config_error is None,
+            stopping=self.board.leaving.value is not None,
+            inventory=facts.inventory if facts is not None else None,
+            availability=facts.availability if facts is not None else {},
+        )
+
+    async def metrics(self) -> bytes:
+        return await self._observation.render()
+
+    async def _metrics_page(self) -> Page:
+        return Page(200, CONTENT_TYPE.encode(), await self.metrics())
 
     def find(self, name: str) -> tuple[ShardId, ...]:
         return tuple(instance.status.id for instance in self.board.snapshot.named(name))
@@ -645,10 +669,6 @@ class Daemon:
             self.board.note("upgrade: going over to the new code", by=by)
             self.board.leaving.set(Leaving("upgrade", engines_stay=True, all_stay=True))
             return ReloadAnswer({"upgrade": True})
-
-
-async def _no_metrics() -> Page:
-    return Page(200, b"text/plain; version=0.0.4; charset=utf-8", b"")
 
 
 def _terminal_is_gone() -> bool:

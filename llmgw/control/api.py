@@ -24,6 +24,7 @@ from llmgw.domain.problem import LlmgwError, NotPossible, Problem, UnknownShard,
 from llmgw.domain.shard import ShardId
 from llmgw.domain.status import Snapshot
 from llmgw.http.server import Peer, Reply, Request, Send, Stream, json_reply
+from llmgw.metrics.exposition import CONTENT_TYPE
 
 API = wire.API
 
@@ -80,6 +81,9 @@ class Services(Protocol):
     async def inventory(self) -> dict[str, Any]: ...
     async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
         """Give a GPU out again although its memory has not come back. Raises LlmgwError."""
+
+    async def metrics(self) -> bytes:
+        """The page of metrics, as text of `metrics.exposition.CONTENT_TYPE`."""
 
     async def upgrade(self, by: str) -> ReloadAnswer:
         """Check the file with the new code and go over to it; refused: nothing happens."""
@@ -172,6 +176,8 @@ class Api:
                 return _plan_reply(await self._services.reload("", dry_run=True))
             case ("GET", "v1", "openapi.json"):
                 return json_reply(200, describe_api())
+            case ("GET", "metrics"):
+                return Reply(200, await self._services.metrics(), CONTENT_TYPE)
             case ("GET", "v1", "operations", id_):
                 return self._operation(id_)
             case ("POST", "v1", "shards", name, verb) if verb in VERBS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from llmgw.board import Board, Cell
 from llmgw.config.model import Config
 from llmgw.gateway import tls
 from llmgw.gateway.admission.desk import Desk
+from llmgw.gateway.admission.snapshot import AdmissionSnapshot
 from llmgw.gateway.answering import Answering
 from llmgw.gateway.client import Buffered, Client
 from llmgw.gateway.in_force import InForce
@@ -68,6 +69,15 @@ class Gateway:
         self._tls: ssl.SSLContext | None = None
         self._emptied: trio.Event | None = None
         """While llmgw ends: set when the last connection is gone."""
+
+    def admission(self) -> AdmissionSnapshot:
+        """The queue as it is now."""
+        return self._desk.snapshot()
+
+    @property
+    def ejected(self) -> Mapping[str, int]:
+        """How often each shard was taken out, by its name."""
+        return self._in_force.ejected
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until llmgw leaves or the file has no gateway any more; then let running answers end for

@@ -105,6 +105,9 @@ class Daemon:
     async def release_gpu(self, name: str, by: str) -> dict[str, Any]:
         return {"gpu": name, "released": False}
 
+    async def metrics(self) -> bytes:
+        return b"# TYPE llmgw_build_info gauge\n"
+
     async def upgrade(self, by: str) -> ReloadAnswer:
         return self.answer
 

@@ -340,6 +340,15 @@ async def test_curl_is_a_client(daemon: Daemon) -> None:
     assert json.loads(stopped)["verb"] == "stop"
 
 
+async def test_the_page_of_metrics_is_text(daemon: Daemon) -> None:
+    async with await trio.open_unix_socket(daemon.path) as stream:
+        await stream.send_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+        answer = await read_until(stream, b"gauge\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: text/plain; version=0.0.4; charset=utf-8" in head.lower()
+    assert body == b"# TYPE llmgw_build_info gauge\n"
+
+
 async def test_the_log_of_several_instances_is_asked_for_one_by_one(daemon: Daemon) -> None:
     daemon.add("m", 0, replicas=2)
     id_ = daemon.add("m", 1, replicas=2)

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import trio
-
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
 from llmgw.gateway.admission.snapshot import AdmissionSnapshot
@@ -42,7 +40,7 @@ class Observation:
         *,
         node: Callable[[], Node],
         gateway: Callable[[], Running | None],
-        now: Callable[[], float] = trio.current_time,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._gateway = gateway

@@ -777,7 +777,7 @@ def is_loadable(instance: Instance, *, on_demand: bool) -> bool:
     intent, status = instance.intent, instance.status
     if (intent.operator and intent.wish in (Wish.STOP, Wish.DRAIN)) or has_given_up(status):
         return False
-    return on_demand or status.condition(ConditionKind.SLEEPING) is not None
+    return on_demand or intent.wish is Wish.SLEEP or status.condition(ConditionKind.SLEEPING) is not None
 
 
 def is_coming(instance: Instance) -> bool:

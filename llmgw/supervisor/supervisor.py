@@ -162,6 +162,7 @@ class Supervisor:
             member = self._members[action.id]
             old = member.orders.value.spec
             member.orders.set(Orders(spec))
+            self._settle_wish(action.id, spec, by)
             status = member.shard.status
             if action.kind == "replace" and status.state.is_live:
                 replace.setdefault(spec.model, []).append(action.id)
@@ -171,6 +172,17 @@ class Supervisor:
         for model, ids in replace.items():
             self._roll_out(model, ids, by)
         return changes
+
+    def _settle_wish(self, id_: ShardId, spec: ShardSpec, by: str) -> None:
+        """What requests and idleness wished does not outlive their say over a shard."""
+        intent = self._board.intent_cell(id_).value
+        if _still_fits(intent, spec):
+            return
+        if spec.idle_timeout is not None:
+            # It was asleep: without sleep mode the next request loads it.
+            self._board.ask(id_, Wish.STOP, by)
+        elif spec.autostart or intent.wish is not Wish.STOP:
+            self._board.ask(id_, Wish.START, by)
 
     def _roll_out(self, model: str, ids: Sequence[ShardId], by: str) -> None:
         assert self._nursery is not None
@@ -245,7 +257,7 @@ class Supervisor:
 
     def _first_intent(self, id_: ShardId, spec: ShardSpec, *, runs: bool) -> Intent:
         wished = self._wishes.pop(id_, None)
-        if wished is not None:
+        if wished is not None and _still_fits(wished, spec):
             return wished
         # What runs already is not stopped by a file that only says what llmgw starts by itself.
         wish = Wish.START if spec.autostart or runs else Wish.STOP
@@ -378,6 +390,16 @@ class Supervisor:
             self._wish_store.save(_kept_wishes(self._board.snapshot))
         except OSError as error:
             log.error("cannot keep the operators' wishes over a restart: %s", error)
+
+
+def _still_fits(intent: Intent, spec: ShardSpec) -> bool:
+    """Whether a wish means something for a shard as the file has it now. Those of operators and of the file always do,
+    and so does a start; without `idle_timeout` nobody loads what was unloaded, and not every engine can sleep."""
+    if intent.operator or intent.by == "file" or intent.wish is Wish.START:
+        return True
+    if intent.wish is Wish.SLEEP:
+        return spec.idle_action == "sleep"
+    return spec.idle_timeout is not None
 
 
 def _kept_wishes(snapshot: Snapshot) -> dict[ShardId, Intent]:

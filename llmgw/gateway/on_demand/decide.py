@@ -230,7 +230,7 @@ class _Round:
             group = self._of_model(want.model)
             short = [shard for shard in group if shard.is_short_of_gpus]
             under_way = [shard for shard in group if shard.is_coming and shard not in short]
-            if under_way or any(shard.is_up and shard.wish is Wish.SLEEP for shard in group):
+            if under_way or any(shard.is_up and (shard.is_sleeping or shard.wish is Wish.SLEEP) for shard in group):
                 continue
             down = [shard for shard in group if not shard.status.state.is_live and shard.is_loadable]
             chosen = [shard for shard in short if shard.takes_turns] or sorted(down, key=_load_time)

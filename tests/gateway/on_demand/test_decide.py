@@ -347,3 +347,12 @@ def test_whatever_is_up_only_what_helps_goes_and_nothing_that_runs_is_stopped(
         for name in gone:
             wanting = [world.engines[ShardId(other)].cards for other in wanted - is_up]
             assert any(world.engines[name].cards & theirs for theirs in wanting)
+
+
+def test_while_one_copy_wakes_no_other_is_loaded() -> None:
+    world = World((spec("b0", 0, model="b", idle_action="sleep"), spec("b1", 1, model="b")))
+    world.up("b0", wish=Wish.SLEEP)
+    world.engines[ShardId("b0")].cell.report(ConditionSet(ConditionKind.SLEEPING, "asleep"))
+    world.want("b")
+    assert world.asked() == [("start", "b0")]
+    assert world.asked() == []

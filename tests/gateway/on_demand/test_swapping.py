@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -133,6 +134,32 @@ def test_a_stop_keeps_requests_from_loading_and_an_unload_does_not_also_over_a_r
     assert gateway.ask("a")[0] == 503
     assert node.cli("load", "a", "--wait").returncode == 0
     assert gateway.ask("a")[0] == 200
+
+
+def test_what_was_unloaded_comes_back_when_the_file_makes_it_a_shard_that_stays(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a").replace("autostart = false", "autostart = true"))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("unload", "a", "--wait").returncode == 0
+    gateway.write(shard("a").replace("autostart = false", "").replace('idle_timeout = "1h"', ""))
+    assert node.cli("reload").returncode == 0
+    node.wait_state("a", "ready")
+    assert not node.shard("a")["loadable"]
+
+
+def test_a_model_that_would_take_longer_than_anybody_may_wait_is_refused_at_once(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a"), 'load_wait = "5m"')
+    node.state.mkdir()
+    (node.state / "load-times.json").write_text(json.dumps({"a/0": [900.0, time.time()]}))
+    node.start()
+    status, answer, head = gateway.ask("a", timeout=5.0)
+    assert (status, head["retry-after"]) == (503, "900")
+    assert "it loads for another 900 s" in answer["error"]["message"]
+    assert node.state_of("a") == "pending"
 
 
 def test_a_load_that_fails_answers_those_who_wait_with_its_cause(node: Node) -> None:

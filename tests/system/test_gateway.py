@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from running_llmgw import Llmgw, session_members
+from running_llmgw import Llmgw, Shard, connect, session_members
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,21 @@ class Served:
 
     def client(self, key: str = "none", **more: object) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, timeout=60.0, **more)  # type: ignore[arg-type]
+
+    def record(self) -> Path:
+        """Of the only engine."""
+        (record,) = (self.llmgw.folder / "state" / "shards").glob("**/*.json")
+        return record
+
+    def engine_key(self) -> str:
+        return str(json.loads(self.record().read_text())["api_key"])
+
+    def busy_slots(self, shard: Shard) -> int:
+        """What the only engine itself says."""
+        connection = connect(shard["endpoint"], 10.0)
+        with contextlib.closing(connection):
+            connection.request("GET", "/slots", headers={"authorization": f"Bearer {self.engine_key()}"})
+            return sum(slot["is_processing"] for slot in json.loads(connection.getresponse().read()))
 
     def ask(self, model: str = "m", **more: object) -> str:
         with self.client(**more) as client:
@@ -110,19 +126,15 @@ def test_a_full_queue_is_a_429_that_the_client_obeys_and_gets_its_answer_later(s
 
 def test_a_stream_that_its_client_gives_up_ends_in_the_engine_too(served: Served) -> None:
     served.start(served.shard("a", "m", "--fake-token-interval", "0.05"))
-    served.llmgw.until_state("a", "ready")
+    ready = served.llmgw.until_state("a", "ready")
     with served.client() as client:
         stream = client.chat.completions.create(  # type: ignore[call-overload]
             model="m", messages=HELLO, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
         )
         next(stream)
-        served.llmgw.until_shard("a", running(1), "one request in the engine")
+        served.llmgw.until(lambda: served.busy_slots(ready) == 1, "one request in the engine")
         stream.close()
-        served.llmgw.until_shard("a", running(0), "no request in the engine")
-
-
-def running(count: int):  # type: ignore[no-untyped-def]
-    return lambda shard: (shard["activity"] or {}).get("running") == count
+        served.llmgw.until(lambda: served.busy_slots(ready) == 0, "no request in the engine")
 
 
 def test_a_request_for_a_model_that_loads_waits_and_is_answered(served: Served) -> None:
@@ -148,9 +160,8 @@ def test_tenants_have_keys_of_their_own_and_the_engine_one_that_nobody_sees(serv
     assert served.ask(key="sk-tenant-0123456789")
     with pytest.raises(openai.AuthenticationError):
         served.ask(key="sk-other")
-    (record,) = (served.llmgw.folder / "state" / "shards").glob("**/*.json")
-    key = json.loads(record.read_text())["api_key"]
-    assert key and record.stat().st_mode & 0o777 == 0o600
+    key = served.engine_key()
+    assert key and served.record().stat().st_mode & 0o777 == 0o600
     seen = Path(f"/proc/{ready['pid']}/cmdline").read_text() + json.dumps(served.llmgw.ask("GET", "/v1/status"))
     assert key not in seen + served.llmgw.log()
     # Past the gateway nobody gets in without that key.

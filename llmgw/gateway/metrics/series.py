@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
-from llmgw.gateway.admission.snapshot import AdmissionSnapshot
-from llmgw.gateway.metrics.counting import OTHER_CODE, Counters
+from llmgw.gateway.admission.snapshot import AdmissionSnapshot, Queued
+from llmgw.gateway.metrics.counting import LET_IN_LATER, OTHER_CODE, Counters
 from llmgw.gateway.reading.identity import ANONYMOUS
 from llmgw.metrics import families as f
 from llmgw.metrics.exposition import Group, Labels, Part
@@ -39,12 +39,15 @@ class GatewaySeries:
             return ()
         tenants = [ANONYMOUS, *(tenant.name for tenant in config.gateway.tenants)]
         bands = [band.name for band in config.gateway.bands]
-        self._counters.keep({shard.model for shard in config.shards}, tenants, bands)
+        models = {shard.model: None for shard in config.shards}
+        self._counters.keep(models, tenants, bands)
         admission = self._admission()
+        queues = [(model, band) for model in models for band in bands]
+        names, ejected = self._names(), self._ejected()
         return (
             *_counted(self._counters),
-            Group(f.EJECTIONS, [((shard,), count) for shard, count in self._ejected().items()]),
-            *(_queued(admission, self._names()) if admission is not None else ()),
+            Group(f.EJECTIONS, [((shard,), ejected.get(shard, 0)) for shard in names.values()]),
+            *(_queued(admission, queues, names) if admission is not None else ()),
         )
 
     def _names(self) -> Mapping[object, str]:
@@ -67,16 +70,22 @@ def _counted(counters: Counters) -> Iterator[Part]:
     yield Group(f.TTFT, ((key, series.ttft) for key, series in models))
     yield Group(f.INTER_CHUNK, ((key, series.inter_chunk) for key, series in models))
     yield Group(f.QUEUE_WAIT, ((key, series.queue_wait) for key, series in models))
-    yield Group(f.REJECTED, [((reason,), count) for reason, count in counters.rejected.items()])
+    # With their zeros: `increase` sees no first time of a series that was not there before.
+    yield Group(f.REJECTED, [((reason,), counters.rejected.get(reason, 0)) for reason in sorted(LET_IN_LATER)])
     yield Group(f.FAILURES, [((reason,), count) for reason, count in counters.failures.items()])
     yield Group(f.RETRIES, [((model,), count) for model, count in counters.retries.items()])
 
 
-def _queued(admission: AdmissionSnapshot, names: Mapping[object, str]) -> Iterator[Part]:
-    queues, tenants, endpoints = admission.queues, admission.tenants, admission.endpoints
-    yield Group(f.QUEUE_DEPTH, [((row.model, row.band), row.waiting) for row in queues])
-    yield Group(f.QUEUE_OLDEST, [((row.model, row.band), row.oldest) for row in queues])
-    yield Group(f.INFLIGHT, [((row.model, row.band), row.running) for row in queues])
+def _queued(
+    admission: AdmissionSnapshot, queues: Iterable[tuple[str, str]], names: Mapping[object, str]
+) -> Iterator[Part]:
+    """`queues` are all that there can be: an empty one is 0 and does not vanish."""
+    tenants, endpoints = admission.tenants, admission.endpoints
+    empty = {(model, band): Queued(model, band, 0, 0.0, 0) for model, band in queues}
+    rows = {**empty, **{(row.model, row.band): row for row in admission.queues}}.items()
+    yield Group(f.QUEUE_DEPTH, [(key, row.waiting) for key, row in rows])
+    yield Group(f.QUEUE_OLDEST, [(key, row.oldest) for key, row in rows])
+    yield Group(f.INFLIGHT, [(key, row.running) for key, row in rows])
     yield Group(f.TENANT_QUEUE_DEPTH, [((row.name,), row.waiting) for row in tenants])
     yield Group(f.TENANT_INFLIGHT, [((row.name,), row.running) for row in tenants])
     # An engine that drains while its successor is ready has the same name.

@@ -8,6 +8,7 @@ from stand import configuration, shard_text
 
 from llmgw.board import Board, Cell
 from llmgw.domain.shard import ShardId
+from llmgw.domain.status import Intent, ShardStatus, Wish
 from llmgw.gateway.admission.snapshot import AdmissionSnapshot, EndpointLoad, Queued, TenantUse
 from llmgw.gateway.metrics.counting import Counters
 from llmgw.gateway.metrics.series import GatewaySeries
@@ -148,10 +149,10 @@ async def test_the_queue_is_shown_per_model_and_band_and_per_tenant() -> None:
         running=3,
         limit=None,
     )
-    page.ejected = {"a": 2}
     found = await page.samples()
     assert found["llmgw_queue_depth{band=normal,model=m}"] == 4
     assert found["llmgw_queue_oldest_seconds{band=normal,model=m}"] == 2.5
+    assert found["llmgw_queue_depth{band=batch,model=m}"] == 0
     assert found["llmgw_inflight_requests{band=normal,model=m}"] == 3
     assert found["llmgw_tenant_queue_depth{tenant=search}"] == 4
     assert found["llmgw_tenant_inflight_requests{tenant=search}"] == 3
@@ -159,7 +160,19 @@ async def test_the_queue_is_shown_per_model_and_band_and_per_tenant() -> None:
     shard = str(ShardId("a"))
     assert found[f"llmgw_endpoint_inflight_requests{{model=m,shard={shard}}}"] == 3
     assert found[f"llmgw_endpoint_slots{{model=m,shard={shard}}}"] == 16
-    assert found["llmgw_endpoint_ejections_total{shard=a}"] == 2
+
+
+async def test_a_shard_that_was_never_taken_out_has_a_zero_and_one_that_is_gone_has_none() -> None:
+    page = Page()
+    for name in ("a", "b"):
+        page.board.add(ShardStatus(ShardId(name), name, "m", "vllm"), Intent(Wish.START))
+    page.ejected = {"a": 2, "gone": 5}
+    found = await page.samples()
+    shown = {name: value for name, value in found.items() if name.startswith("llmgw_endpoint_ejections_total")}
+    assert shown == {
+        "llmgw_endpoint_ejections_total{shard=a}": 2,
+        "llmgw_endpoint_ejections_total{shard=b}": 0,
+    }
 
 
 async def test_retries_are_counted_by_model() -> None:

@@ -112,7 +112,7 @@ class Answering:
         route = paths.classify(head.method, head.target)
         kind = route.kind
         if kind is Kind.INFERENCE or kind is Kind.MODELS or kind is Kind.NO_MODEL:
-            if in_force.is_draining:
+            if not in_force.takes_requests:
                 return answers.draining()
             found = in_force.doors.caller(head.headers, peer)
             return found if isinstance(found, Refusal) else Passed(route, found)
@@ -126,6 +126,8 @@ class Answering:
     async def answer(self, client: Client, request: Request) -> bool:
         """Answer one request. True when the connection may carry another one."""
         head = request.head
+        if self._in_force.is_draining:
+            head.keep_alive = False
         record = RequestRecord(request.arrived)
         record.method = head.method.decode("ascii", "replace")
         record.peer = client.peer

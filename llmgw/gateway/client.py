@@ -229,7 +229,9 @@ class Client:
             self.close()
 
     def dismiss(self) -> None:
-        """Close it if it waits for a request: llmgw ends."""
+        """Close it if it waits for a request: llmgw ends. One that has come and was not read yet is read first."""
+        if self._reading and not self.gone:
+            self._read()
         if not self._busy and self._phase == IDLE and not self._queue:
             self._leave()
 

@@ -59,7 +59,9 @@ class InForce:
         self._without_endpoint: frozenset[str] = frozenset()
         """Models that requests can only wait for."""
         self.is_draining = False
-        """llmgw ends: nothing new is let in."""
+        """llmgw ends: each answer is the last one on its connection."""
+        self.takes_requests = True
+        """False: nothing new is let in."""
         self._returning: float | None = None
         """When the next endpoint's pause is over."""
         self.ejected: dict[str, int] = {}

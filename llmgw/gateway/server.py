@@ -37,6 +37,9 @@ SWEEP = 0.25
 ACCEPT_BATCH = 64
 """Connections taken from one listener before others have a turn."""
 
+LAST_CALL = 0.5
+"""Seconds in which kept connections may still bring a request when engines outlive the gateway."""
+
 FULL_PAUSE = 0.1
 """Seconds to wait when the process has no descriptor left."""
 
@@ -64,6 +67,8 @@ class Gateway:
         self._plane = Plane()
         self._buffered = Buffered()
         self._clients: set[Client] = set()
+        self._open = 0
+        """Connections that were accepted and have not ended."""
         self._in_force = InForce(board, config.value, desk, chooser, self._plane, now, estimate)
         self._answering = make_answering(self._in_force)
         self._tls: ssl.SSLContext | None = None
@@ -121,13 +126,21 @@ class Gateway:
             await self._listeners.wait_change(wanted)
 
     async def _drain(self) -> None:
-        self._in_force.is_draining = True
+        """No new connections; what runs has `drain_timeout` to end."""
+        in_force, leaving = self._in_force, self._board.leaving.value
+        in_force.is_draining = True
         self._desk.refuse_all("draining", answers.draining().message)
-        for client in tuple(self._clients):
-            client.dismiss()
-        if self._clients:
+        if self._open:
             self._emptied = trio.Event()
-            with trio.move_on_after(self._in_force.gateway.drain_timeout):
+            if leaving is None or leaving.engines_stay:
+                # A client that keeps its connection may be about to send on it; closing now could meet that request
+                # half way. Its answer tells the client to come back on another connection, which waits for the next.
+                with trio.move_on_after(LAST_CALL):
+                    await self._emptied.wait()
+            in_force.takes_requests = False
+            for client in tuple(self._clients):
+                client.dismiss()
+            with trio.move_on_after(in_force.gateway.drain_timeout):
                 await self._emptied.wait()
 
     async def _watch_board(self) -> None:
@@ -187,9 +200,18 @@ class Gateway:
                         break
                     is_full = False
                     sock.setblocking(False)
+                    self._open += 1
                     nursery.start_soon(self._serve, sock, _peer(listener, address))
 
     async def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            await self._serve_socket(sock, peer)
+        finally:
+            self._open -= 1
+            if self._emptied is not None and not self._open:
+                self._emptied.set()
+
+    async def _serve_socket(self, sock: socket.socket, peer: str) -> None:
         if peer != "unix":
             # Head and chunks must not wait for the acknowledgement of what went before them.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -215,7 +237,7 @@ class Gateway:
             while (request := await client.next_request()) is not None:
                 keep = await answering.answer(client, request)
                 client.release(request)
-                if not keep or self._in_force.is_draining:
+                if not keep or not self._in_force.takes_requests:
                     if await client.flush():
                         await client.linger()
                     break
@@ -225,8 +247,6 @@ class Gateway:
         finally:
             self._clients.discard(client)
             client.close()
-            if self._emptied is not None and not self._clients:
-                self._emptied.set()
 
 
 def _peer(listener: socket.socket, address: Any) -> str:

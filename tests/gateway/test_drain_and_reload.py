@@ -121,3 +121,62 @@ async def test_without_gateway_in_the_file_the_gateway_ends():
         assert (await it.ask(chat())).status == 200
         it.config.set(configuration(shard_text("a")))
         await it.done.wait()
+
+
+async def test_a_kept_connection_brings_one_more_request_while_llmgw_restarts_and_is_told_that_it_ends():
+    async with stand() as it:
+        await it.engine("a", always_ok)
+        caller = await it.call(chat())
+        assert (await caller.answer()).status == 200
+        it.board.leaving.set(Leaving("upgrade", engines_stay=True))
+        await trio.testing.wait_all_tasks_blocked()
+        await caller.send(chat())
+        got = await caller.answer()
+        assert (got.status, got.headers["connection"]) == (200, "close")
+        assert await caller.ended()
+        await it.done.wait()
+
+
+async def test_while_llmgw_stops_with_its_engines_nothing_new_is_let_in():
+    step = trio.Event()
+
+    async def slow(connection: Connection) -> None:
+        await connection.request()
+        await step.wait()
+        await connection.send(answer())
+        await connection.wait_closed()
+
+    async with stand() as it:
+        engine = await it.engine("a", slow)
+        caller = await it.call(chat() + chat())
+        while not engine.requests:
+            await trio.testing.wait_all_tasks_blocked(0.005)
+        it.board.leaving.set(Leaving("SIGTERM (stop)", engines_stay=False))
+        await trio.testing.wait_all_tasks_blocked()
+        step.set()
+        assert (await caller.answer()).status == 200
+        await it.done.wait()
+        assert len(engine.requests) == 1
+
+
+async def test_a_connection_that_was_promised_to_stay_open_stays_so_for_one_more_request():
+    step = trio.Event()
+
+    async def script(connection: Connection) -> None:
+        while await connection.request() is not None:
+            await connection.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
+            await step.wait()
+            await connection.send(b"0\r\n\r\n")
+
+    async with stand() as it:
+        await it.engine("a", script)
+        caller = await it.call(chat(stream=True))
+        assert b"connection: close" not in (await caller.until(b"data: 1"))
+        it.board.leaving.set(Leaving("upgrade", engines_stay=True))
+        await trio.testing.wait_all_tasks_blocked()
+        step.set()
+        await caller.until(b"0\r\n\r\n")
+        await caller.send(chat())
+        got = await caller.answer()
+        assert (got.status, got.headers["connection"]) == (200, "close")
+        await it.done.wait()

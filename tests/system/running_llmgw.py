@@ -48,7 +48,7 @@ class Llmgw:
             for key, name in (("state_dir", "state"), ("runtime_dir", "run"), ("log_dir", "logs"))
         )
         # Ports that no other test takes: a vLLM is open to whoever listens on its port while it loads.
-        first = 10000 + os.getpid() % 2000 * 10
+        first = 10000 + os.getpid() % 1900 * 10
         self.file.write_text(
             f'[node]\nengine_ports = "{first}-{first + 9}"\n[supervisor]\n{folders}{self._supervisor}\n{shards}'
         )

@@ -203,7 +203,7 @@ class Traffic:
                         self.wrong.append(f"answered by {answer.model}")
                     self.answered += 1
                 except openai.APIError as error:
-                    self.wrong.append(repr(error))
+                    self.wrong.append(f"{error!r} from {error.__cause__!r}")
 
     def wait_more(self, count: int) -> None:
         wanted = self.answered + count

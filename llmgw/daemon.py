@@ -504,7 +504,16 @@ class Daemon:
             "stopping": leaving.why if leaving is not None else None,
             "warnings": self._warnings(),
             "gateway": self._observation.as_json(),
+            "inventory": self._inventory_as_read(),
         }
+
+    def _inventory_as_read(self) -> dict[str, Any] | None:
+        """GPUs and host of the last look: who watches the status must not have nvidia-smi run every second."""
+        facts = self._node_watch.facts.value
+        if facts is None:
+            return None
+        whole = node_json(facts.node, source="daemon", availability=facts.availability)
+        return {"gpu": whole["gpu"], "host": whole["host"]}
 
     def _node_as_seen(self) -> Node:
         facts = self._node_watch.facts.value

@@ -59,6 +59,7 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
         "shards",
         (
             Verb("status", "what every shard is doing, and why one has failed", aliases=("ps",)),
+            Verb("top", "shards, GPUs, queues and tenants as they are now, redrawn"),
             Verb("logs", "output of an engine"),
             Verb("start", "start shards"),
             Verb("stop", "stop shards: finish requests, then end the engine"),
@@ -80,6 +81,10 @@ GROUPS: tuple[tuple[str, tuple[Verb, ...]], ...] = (
             Verb("init", "write a configuration for the hardware of this machine"),
             Verb("gpu", "give a GPU out again whose memory did not come back"),
         ),
+    ),
+    (
+        "gateway",
+        (Verb("key", "make a key for a tenant or an operator, and the hash for the file"),),
     ),
     (
         "other",

@@ -73,7 +73,9 @@ def console(screen: Screen) -> Console:
     )
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], state_column: int, screen: Screen) -> RichTable:
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], state_column: int | None, screen: Screen
+) -> RichTable:
     """The last column must have been shortened already: where no column may shrink, rich drops a whole one."""
     from rich.table import Table
     from rich.text import Text
@@ -86,7 +88,7 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], state_colu
         table.add_column(name, no_wrap=True, min_width=width)
     for row in rows:
         cells = [Text(cell) for cell in row]
-        if screen.colour:
+        if screen.colour and state_column is not None:
             cells[state_column].stylize(STYLES.get(row[state_column], ""))
         table.add_row(*cells)
     return table

@@ -54,6 +54,7 @@ _ROUTES: tuple[tuple[str, str, str, tuple[dict[str, Any], ...]], ...] = (
     ("get", "/v1/config", "The configuration in force, secrets masked.", ()),
     ("get", "/v1/plan", "What a reload would do; 422 with the errors of the file.", ()),
     ("get", "/v1/openapi.json", "This text.", ()),
+    ("get", "/metrics", "Everything that is counted, in Prometheus' text format.", ()),
     ("get", "/v1/operations/{id}", "The state of a wish: running, done or failed.", ()),
     ("post", "/v1/shards/{name}/start", "Wish it running.", (_NAME, _WAIT)),
     ("post", "/v1/shards/{name}/stop", "Wish it stopped.", (_NAME, _WAIT)),
@@ -95,7 +96,7 @@ def describe_api() -> dict[str, Any]:
             "summary": summary,
             "parameters": list(parameters),
             "responses": {
-                "default": {"description": "JSON; errors as {error: {code, message, hint}}."},
+                "default": {"description": "JSON unless it says otherwise; errors as {error: {code, message, hint}}."},
             },
         }
     return {

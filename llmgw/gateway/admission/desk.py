@@ -14,11 +14,23 @@ from llmgw.gateway.plane import Latch
 from llmgw.gateway.routing.policies import Chooser
 from llmgw.gateway.routing.table import Key
 
-TICK = 0.1
-"""Seconds between two looks at who has waited for long: nobody's limit is shorter than a second."""
+LOOK = 0.25
+"""Seconds, at the most, between two looks at the clock while somebody waits: a later request may be due earlier than
+the one that was first when the look was planned."""
 
 RETRY_DRAINING = 5.0
 """Seconds until another llmgw answers here, as a rule."""
+
+
+class _Sleeper:
+    """One who waits to be told."""
+
+    __slots__ = ("latch", "outcome")
+
+    def __init__(self) -> None:
+        self.latch = Latch()
+        self.outcome: Outcome | None = None
+        """None when it is told: it has left."""
 
 
 class Desk:
@@ -27,82 +39,99 @@ class Desk:
     def __init__(self, config: GatewayConfig, chooser: Chooser, *, now: Callable[[], float]) -> None:
         self._now = now
         self._core = Admission(config, chooser, now())
-        self._latches: dict[int, Latch] = {}
-        self._told: dict[int, Outcome | None] = {}
-        """What happened to those who have not looked yet; None: they have left."""
+        self._sleepers: dict[int, _Sleeper] = {}
+        self._news = Latch()
+        """Somebody may be due who was not before."""
+
+    # -- one request -------------------------------------------------------------------------------------
 
     def offer_nowait(self, offer: Offer) -> Outcome | None:
         """The outcome, or None when it has to `wait`."""
-        mine: Outcome | None = None
-        for ticket, outcome in self._core.offer(offer, self._now()):
-            if ticket == offer.ticket:
-                mine = outcome
-            else:
-                self._tell(ticket, outcome)
-        if mine is None:
-            self._latches[offer.ticket] = Latch()
-        return mine
+        outcome = self._core.offer(offer, self._now())
+        if outcome is None:
+            self._news.set()
+            self._sleepers[offer.ticket] = _Sleeper()
+        return outcome
 
     async def wait(self, ticket: int) -> Outcome | None:
-        """Sleep until it is let in or refused; None when it has left. A cancelled one has left too."""
-        latch = self._latches[ticket]
+        """Sleep until it is let in or refused; None when it has left. A task that is cancelled here has left too.
+        Called once for each ticket that has to wait; raises KeyError for others.
+        """
+        sleeper = self._sleepers[ticket]
         try:
-            while ticket not in self._told:
-                await latch.wait()
-            return self._told[ticket]
+            await sleeper.latch.wait()
         except trio.Cancelled:
-            if isinstance(self._told.get(ticket), Granted):
-                self.finish(ticket, 0, 0)
             self.leave(ticket)
             raise
         finally:
-            self._latches.pop(ticket, None)
-            self._told.pop(ticket, None)
+            del self._sleepers[ticket]
+        return sleeper.outcome
 
     def leave(self, ticket: int) -> None:
-        """The client is gone: its place is free at once. One that was let in meanwhile has to `finish`."""
-        if ticket in self._latches and ticket not in self._told:
-            self._tell_all(self._core.leave(ticket, self._now()))
-            self._tell(ticket, None)
+        """The client is gone. Its place is free at once, also when it was let in and has not looked yet; who has got
+        its outcome from `wait` or `offer_nowait` has to `finish` instead, and nothing happens here.
+        """
+        sleeper = self._sleepers.get(ticket)
+        if sleeper is None:
+            return
+        if isinstance(sleeper.outcome, Granted):
+            self._tell(self._core.give_back(ticket, self._now()))
+        else:
+            self._core.leave(ticket, self._now())
+        sleeper.outcome = None
+        sleeper.latch.set()
 
     def finish(self, ticket: int, prompt_tokens: int | None, completion_tokens: int | None) -> None:
-        self._tell_all(self._core.finish(ticket, prompt_tokens, completion_tokens, self._now()))
+        """It has ended, however: its slot is another's. Tokens as the engine counted them, None where nobody knows."""
+        self._tell(self._core.finish(ticket, prompt_tokens, completion_tokens, self._now()))
 
     def retry(self, ticket: int, avoid: Key) -> Outcome:
+        """Another endpoint for one that was let in; refused, it keeps its own. Raises KeyError if it does not run."""
         return self._core.retry(ticket, avoid)
 
+    # -- what changes for all ----------------------------------------------------------------------------
+
     def set_endpoints(self, model: str, slots: Mapping[Key, int]) -> None:
-        self._tell_all(self._core.set_endpoints(model, slots, self._now()))
+        """All endpoints of a model that may get requests, with their slots."""
+        self._tell(self._core.set_endpoints(model, slots, self._now()))
+        self._news.set()
 
     def refuse_model(self, model: str, refused: Refused) -> None:
-        self._tell_all(self._core.refuse_model(model, refused))
+        """Whoever waits for a model waits in vain."""
+        self._tell(self._core.refuse_model(model, refused, self._now()))
 
     def refuse_all(self, reason: str, text: str) -> None:
-        self._tell_all(self._core.refuse_all(Refused(reason, RETRY_DRAINING, text)))
+        """Nobody waits from now on: who does is refused, and who comes later and cannot go at once is too."""
+        self._tell(self._core.refuse_all(Refused(reason, RETRY_DRAINING, text), self._now()))
 
     def adopt(self, config: GatewayConfig) -> None:
-        self._tell_all(self._core.adopt(config, self._now()))
+        """Other bands, tenants and limits; nobody is dropped for it."""
+        self._tell(self._core.adopt(config, self._now()))
+        self._news.set()
+
+    async def run(self) -> None:
+        """Tell those whose time is over, until cancelled. Sleeps while nobody can be due."""
+        while True:
+            due = self._core.next_event()
+            if due is None:
+                await self._news.wait()
+            elif (left := due - self._now()) > 0:
+                await trio.sleep(min(left, LOOK))
+            else:
+                self._tell(self._core.tick(self._now()))
+                await trio.lowlevel.checkpoint()
+
+    # -- seeing it ---------------------------------------------------------------------------------------
 
     def position(self, ticket: int) -> int | None:
+        """Its place in the queue as things stand, from 1; None when it does not wait."""
         return self._core.position(ticket)
 
     def snapshot(self) -> AdmissionSnapshot:
         return self._core.snapshot(self._now())
 
-    async def run(self) -> None:
-        """Look at the clock until cancelled."""
-        while True:
-            await trio.sleep(TICK)
-            due = self._core.next_event()
-            if due is not None and due <= self._now():
-                self._tell_all(self._core.tick(self._now()))
-
-    def _tell_all(self, outcomes: Outcomes) -> None:
+    def _tell(self, outcomes: Outcomes) -> None:
         for ticket, outcome in outcomes:
-            self._tell(ticket, outcome)
-
-    def _tell(self, ticket: int, outcome: Outcome | None) -> None:
-        latch = self._latches.get(ticket)
-        if latch is not None:
-            self._told[ticket] = outcome
-            latch.set()
+            sleeper = self._sleepers[ticket]
+            sleeper.outcome = outcome
+            sleeper.latch.set()

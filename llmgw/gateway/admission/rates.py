@@ -17,7 +17,7 @@ class Bucket:
         self._level = float(per_minute)
         self._updated = now
 
-    def wait(self, now: float) -> float:
+    def pause(self, now: float) -> float:
         """Seconds until one more is let in; 0: now."""
         self._fill(now)
         missing = min(1.0, self._per_minute) - self._level

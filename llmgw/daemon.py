@@ -41,6 +41,7 @@ from llmgw.domain.host import HostFacts, PortHolder
 from llmgw.domain.problem import ConfigError, LlmgwError, Problem, errors_of
 from llmgw.domain.shard import Endpoint, ShardId, ShardSpec, TcpEndpoint
 from llmgw.gateway import listeners as gateway_sockets
+from llmgw.gateway import ui
 from llmgw.gateway.assembly import make_gateway
 from llmgw.gateway.listeners import Listeners
 from llmgw.gateway.metrics.observation import Observation
@@ -364,6 +365,7 @@ class Daemon:
 
     async def _serve_gateway(self) -> None:
         """Serve [gateway] for as long as the file has it and llmgw does not leave; reloads may add and remove it."""
+        html = ui.page()
         while await self._wants_gateway():
             self._gateway = make_gateway(
                 self.board,
@@ -372,7 +374,7 @@ class Daemon:
                 observer=self._observation,
                 metrics=self._metrics_page,
                 status=partial(status_json, self),
-                ui=Page(200, b"text/html; charset=utf-8", b"<!doctype html><title>llmgw</title>"),
+                ui=Page(200, b"text/html; charset=utf-8", html, ui.headers(html)),
                 estimate=lambda model: estimate(model, self.board.now()),
                 chance=random.SystemRandom().random,
             )

@@ -41,7 +41,9 @@ AGAIN = frozenset({CONNECT, exchanges.UPSTREAM, ENDPOINT_GONE})
 ERROR_EVENT = re.compile(rb'(?:^|\n)data: ?\{"(?:error|object": ?"error)"')
 """An engine that fails in the middle of a stream says so in an event and then ends it well-formed."""
 
-_OPERATORS = frozenset({Kind.METRICS, Kind.UI, Kind.UPSTREAM})
+_OPERATORS = frozenset({Kind.METRICS, Kind.UI_STATUS, Kind.UPSTREAM})
+"""What they alone may see. The page itself is open: it holds nothing, and it is where a browser asks for the key."""
+
 _EXPOSED = (b"access-control-expose-headers", b"x-request-id, x-llmgw-reason, retry-after, retry-after-ms")
 
 

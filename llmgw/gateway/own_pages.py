@@ -64,9 +64,9 @@ class OwnPages:
             case Kind.METRICS if in_force.gateway.metrics:
                 return await self._metrics()
             case Kind.UI if in_force.gateway.ui:
-                if route.what == "status":
-                    return Page(200, JSON, json.dumps(self._status()).encode(), ((b"cache-control", b"no-store"),))
                 return self._ui
+            case Kind.UI_STATUS if in_force.gateway.ui:
+                return Page(200, JSON, json.dumps(self._status()).encode(), ((b"cache-control", b"no-store"),))
             case Kind.NO_MODEL:
                 return answers.no_model()
             case _:

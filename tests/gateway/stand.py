@@ -19,6 +19,7 @@ from llmgw.config.parse import parse
 from llmgw.domain.host import HostFacts
 from llmgw.domain.shard import Secret, ShardId
 from llmgw.domain.status import Intent, Launched, LoadingSeen, ReadyConfirmed, ShardStatus, Wish
+from llmgw.gateway import ui
 from llmgw.gateway.assembly import make_gateway
 from llmgw.gateway.listeners import Listeners
 from llmgw.gateway.own_pages import Page
@@ -347,21 +348,27 @@ async def _nothing() -> Page:
 
 
 @asynccontextmanager
-async def stand(text: str = shard_text("a"), *, gateway: str = "", listen: str = "127.0.0.1:0") -> AsyncIterator[Stand]:
+async def stand(
+    text: str = shard_text("a"),
+    *,
+    gateway: str = "",
+    status: Callable[[], dict[str, Any]] = lambda: {"shards": []},
+) -> AsyncIterator[Stand]:
     """A gateway that serves the shards of `text`, with further keys of [gateway] and its tables."""
     # Port 0 is for tests alone; the file wants a real one.
     it = Stand(f"{text}\n[gateway]\n{gateway}")
     it.callers = []
-    door = Listen(host=listen.rpartition(":")[0], port=0)
+    door = Listen(host="127.0.0.1", port=0)
     it.listeners.adopt((door,), it.listeners.bind((door,)))
+    html = ui.page()
     it.gateway = make_gateway(
         it.board,
         it.config,
         it.listeners.sockets,
         observer=it.recorder,
         metrics=_nothing,
-        status=lambda: {"shards": []},
-        ui=Page(200, b"text/html; charset=utf-8", b"<!doctype html>"),
+        status=status,
+        ui=Page(200, b"text/html; charset=utf-8", html, ui.headers(html)),
         estimate=lambda model: None,
         chance=random.Random(1).random,
     )

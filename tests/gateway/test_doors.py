@@ -68,7 +68,7 @@ async def test_an_unknown_model_is_a_404_with_near_names_of_ones_own():
         assert got.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/ui", "/ui/status", "/upstream/a/health"])
+@pytest.mark.parametrize("path", ["/metrics", "/ui/status", "/upstream/a/health"])
 async def test_operators_pages_are_open_on_this_machine_and_closed_to_tenants_behind_a_front(path):
     async with stand(SHARDS, gateway=TENANTS) as it:
         await it.engine("a", always_ok)
@@ -76,6 +76,14 @@ async def test_operators_pages_are_open_on_this_machine_and_closed_to_tenants_be
         assert (await it.ask(get(path, "x-forwarded-for: 192.0.2.1"))).status == 401
         assert (await it.ask(get(path, "x-forwarded-for: 192.0.2.1", bearer("key-one")))).status == 403
         assert (await it.ask(get(path, "x-forwarded-for: 192.0.2.1", bearer("operator")))).status == 200
+
+
+async def test_the_page_that_asks_for_the_key_is_open_to_a_browser_that_has_none():
+    async with stand(SHARDS, gateway=TENANTS) as it:
+        assert (await it.ask(get("/ui", "x-forwarded-for: 192.0.2.1"))).status == 200
+    async with stand(SHARDS, gateway="ui = false\n" + TENANTS) as it:
+        assert (await it.ask(get("/ui"))).status == 404
+        assert (await it.ask(get("/ui/status"))).status == 404
 
 
 async def test_only_a_few_pages_of_an_engine_are_shown_and_only_to_look_at():

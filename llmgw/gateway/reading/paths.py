@@ -22,6 +22,9 @@ class Kind(enum.Enum):
     READINESS = "readiness"
     METRICS = "metrics"
     UI = "ui"
+    """The page for operators, which holds nothing by itself."""
+    UI_STATUS = "ui-status"
+    """What that page shows."""
     UPSTREAM = "upstream"
     """An operator's look at one engine: `Route.shard`, `Route.what`."""
     OPTIONS = "options"
@@ -38,8 +41,7 @@ class Route:
     shard: str = ""
     """UPSTREAM: the shard as the path names it (`NAME` or `NAME/i`)."""
     what: str = ""
-    """UPSTREAM: the engine's path. MODELS: the name of the one model that is asked for, or empty. UI: `status` for what
-    the page shows, empty for the page itself."""
+    """UPSTREAM: the engine's path. MODELS: the name of the one model that is asked for, or empty."""
     is_known: bool = True
     """INFERENCE: a path that always takes a model; without one in its body that is the client's mistake (400). Any
     other one below /v1/ without a model has nobody who could answer it (404)."""
@@ -90,7 +92,7 @@ _MODEL_NAME_MAX = 1024
 _ROUTES = {
     **{(b"POST", name.encode()): Route(Kind.INFERENCE, name) for name in _INFERENCE},
     **{(method, path): Route(kind, path.decode()) for path, kind in _ITS_OWN.items() for method in (b"GET", b"HEAD")},
-    (b"GET", b"/ui/status"): Route(Kind.UI, "/ui/status", what="status"),
+    (b"GET", b"/ui/status"): Route(Kind.UI_STATUS, "/ui/status"),
 }
 _OPTIONS = Route(Kind.OPTIONS)
 _NO_MODEL = Route(Kind.NO_MODEL)

@@ -1,7 +1,8 @@
 """The access log: one JSON object per request on llmgw's own log. No prompts, no keys, nothing a client could forge.
 
-`sampled` tells every error and every slow request, and of the others so many that the log stays readable. Refusals of
-strangers (no tenant) count among the others: anybody may cause as many of them as they like.
+`on` tells everything. `sampled` tells every error and every slow request, and of the others so many that the log stays
+readable; lists, health and the operators' pages not while they go well. Refusals of strangers (no tenant) count among
+the others: anybody may cause as many of them as they like.
 """
 
 from __future__ import annotations
@@ -45,9 +46,12 @@ class AccessLog:
         mode = self._mode()
         if mode == "off" or not log.isEnabledFor(logging.INFO):
             return
-        if mode == "sampled" and not _is_told(record) and not self._may_tell():
-            self._omitted += 1
-            return
+        if mode == "sampled":
+            if not (record.model or record.reason):
+                return
+            if not _is_told(record) and not self._may_tell():
+                self._omitted += 1
+                return
         log.info("%s", line(record, self._clock(), self._omitted))
         self._omitted = 0
 

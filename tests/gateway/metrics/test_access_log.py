@@ -15,7 +15,7 @@ from llmgw.own_log import ACCESS, Format
 def record(**fields: object) -> RequestRecord:
     it = RequestRecord(100.0)
     it.ended = 101.0
-    values = {"path": "/v1/chat/completions", "method": "POST", "code": 200, "tenant": "search", **fields}
+    values = {"model": "m", "path": "/v1/chat/completions", "method": "POST", "code": 200, "tenant": "search", **fields}
     for name, value in values.items():
         setattr(it, name, value)
     return it
@@ -114,8 +114,14 @@ def test_sampled_tells_all_errors_and_all_slow_ones(access: Log) -> None:
 
 @with_mode("access", ["sampled"], indirect=True)
 def test_strangers_cannot_fill_the_log_with_refusals(access: Log) -> None:
-    refused = [record(tenant="", code=401, reason="no-key") for _ in range(500)]
+    refused = [record(model="", tenant="", code=401, reason="no-key") for _ in range(500)]
     assert len(access.tell(*refused)) == BURST
+
+
+@with_mode("access", ["sampled"], indirect=True)
+def test_what_a_load_balancer_asks_all_the_time_takes_no_place_in_a_sampled_log(access: Log) -> None:
+    health = [record(model="", tenant="", path="/health") for _ in range(500)]
+    assert access.tell(*health, record()) == [json.loads(line(record(), 1.7e9))]
 
 
 @with_mode("access", ["off"], indirect=True)

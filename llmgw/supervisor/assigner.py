@@ -104,18 +104,26 @@ class Assigner:
             self._insisted[id_] = solved.uuids
         return solved.uuids
 
-    def fits(self, id_: ShardId, without: frozenset[ShardId] = frozenset()) -> bool:
-        """Whether an instance would get its cards now, were the engines of others gone; decides nothing.
+    def fits(
+        self, id_: ShardId, without: frozenset[ShardId] = frozenset(), beside: frozenset[ShardId] = frozenset()
+    ) -> bool:
+        """Whether an instance would get its cards now, were the engines `without` gone and those `beside` about to run;
+        decides nothing.
 
         By the facts that are known: the launch looks again, and says what is wrong with the cards themselves.
         """
         facts = self._node.facts.value
-        claims = {claim.id: claim for claim in self.claims()}
+        claims = {claim.id: evolve(claim, wanted=claim.wanted or claim.id in beside) for claim in self.claims()}
         mine = claims.get(id_)
         if mine is None:
             return False
-        if facts is None or mine.spec.gpus in (0, ()):
+        if mine.spec.gpus in (0, ()):
             return True
+        if facts is None:
+            # The launch finds out what there is; of several that nobody can tell apart one goes first.
+            return not any(
+                claim.wanted and claim.spec.gpus not in (0, ()) for claim in claims.values() if claim != mine
+            )
         others = [_as_if(claim, without, facts) for claim in claims.values() if claim.id != id_]
         try:
             solved = self._solve(facts, id_, mine.spec, [*others, Claim(id_, mine.spec, wanted=True)])

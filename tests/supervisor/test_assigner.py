@@ -41,6 +41,18 @@ class Known:
     value: NodeFacts
 
 
+@frozen
+class Nothing:
+    value: None = None
+
+
+@frozen
+class NeverLooked:
+    """A node of which nothing is known yet."""
+
+    facts: Nothing = field(factory=Nothing)
+
+
 class Node:
     """A watched node as far as the assigner uses one."""
 
@@ -220,6 +232,14 @@ def test_who_is_about_to_run_has_its_cards_for_those_that_would_be_next() -> Non
     made = assigner(by_turns("first", wanted=True), by_turns("second"), node=node)
     assert not made.fits(ShardId("second"))
     assert made.fits(ShardId("first"))
+
+
+def test_before_the_first_look_one_goes_first_and_finds_out() -> None:
+    made = assigner(by_turns("one"), by_turns("two"))
+    made._node = NeverLooked()  # type: ignore[assignment]
+    assert made.fits(ShardId("one")) and made.fits(ShardId("two"))
+    made.claims = lambda: (by_turns("one", wanted=True), by_turns("two"))
+    assert made.fits(ShardId("one")) and not made.fits(ShardId("two"))
 
 
 def test_a_card_with_a_strangers_memory_fits_so_that_the_launch_can_say_what_is_wrong() -> None:

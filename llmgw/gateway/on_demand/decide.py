@@ -55,8 +55,8 @@ COUNTERS_AGE = 10.0
 """Seconds beyond three health questions after which an engine's counters no longer tell of a request that went through
 the gateway, so that what they tell came from elsewhere."""
 
-Fits = Callable[[ShardId, frozenset[ShardId]], bool]
-"""Whether a shard gets its GPUs now, once others have given theirs up."""
+Fits = Callable[[ShardId, frozenset[ShardId], frozenset[ShardId]], bool]
+"""Whether a shard would get its GPUs now, were these engines gone, and beside these others, which get theirs first."""
 
 
 @frozen
@@ -198,10 +198,22 @@ class _Round:
     again: float | None = None
     needed: set[ShardId] = field(factory=set)
     """Those being drained that somebody still waits for."""
+    short: set[ShardId] = field(init=False)
+    """Those that are wanted and wait for GPUs: they are in nobody's way, unless they are ahead."""
+    ahead: set[ShardId] = field(factory=set)
+    """Those that somebody has waited for longer than for the one that is looked at."""
+    next_up: set[ShardId] = field(factory=set)
+    """Those that are wished already and whose cards are free now."""
+
+    def __attrs_post_init__(self) -> None:
+        self.short = {shard.id for shard in self.shards if shard.is_short_of_gpus}
 
     def decide(self) -> Decision:
         wishes = self._wake() or self._serve() or (*self._take_back(), *self._retire_idle())
         return Decision(tuple(wishes), self.again)
+
+    def _would_fit(self, id_: ShardId, without: frozenset[ShardId]) -> bool:
+        return self.fits(id_, (without | self.short) - self.ahead - {id_}, frozenset(self.ahead))
 
     def _look_in(self, seconds: float) -> None:
         self.again = seconds if self.again is None else min(self.again, seconds)
@@ -249,17 +261,32 @@ class _Round:
         going = frozenset(shard.id for shard in self.shards if shard.is_going)
         for need in self._needs():
             self._look_in(LOOK_AGAIN)
-            free = next((shard for shard in need.shards if self.fits(shard.id, frozenset())), None)
+            free = self._first_that_fits(need, frozenset())
             if free is not None:
-                if free.wish is Wish.START:
-                    # It asks again by itself as soon as the cards are free.
-                    continue
-                return (Wished(free.id, Wish.START, self._why(need)),)
-            soon = next((shard for shard in need.shards if self.fits(shard.id, going)), None)
+                if free.wish is not Wish.START:
+                    return (Wished(free.id, Wish.START, self._why(need)),)
+                # It asks again by itself, now that its cards are free.
+                self.ahead.add(free.id)
+                self.next_up.add(free.id)
+                continue
+            soon = self._first_that_fits(need, going)
             wishes = self._let_go(soon, going) if soon is not None else self._make_room(need, going)
             if wishes:
                 return wishes
+            if not any(self._is_busy(shard) for shard in self.shards if shard.is_going):
+                # What comes free for it goes to nobody who came later. While it waits for the last request of another
+                # model, which may take long, others may use what is free.
+                hoped = soon or next((shard for shard in need.shards if self._could_ever_fit(shard)), None)
+                self.ahead.update({hoped.id} if hoped is not None else ())
         return ()
+
+    def _first_that_fits(self, need: _Need, without: frozenset[ShardId]) -> _Shard | None:
+        return next((shard for shard in need.shards if self._would_fit(shard.id, without)), None)
+
+    def _could_ever_fit(self, shard: _Shard) -> bool:
+        """Once everybody's turn is over."""
+        turns = frozenset(other.id for other in self.shards if other.takes_turns and other.id != shard.id)
+        return self.fits(shard.id, turns, frozenset())
 
     def _why(self, need: _Need) -> str:
         want = self.traffic.wanted.get(need.model)
@@ -269,7 +296,7 @@ class _Round:
         """What is on its way out is enough: those that are drained and have nothing left are unloaded."""
         needed = set(going)
         for id_ in sorted(going):
-            if self.fits(shard.id, frozenset(needed - {id_})):
+            if self._would_fit(shard.id, frozenset(needed - {id_})):
                 needed.discard(id_)
         self.needed |= needed
         drained = [one for one in self.shards if one.id in needed and one.is_being_drained and not self._is_busy(one)]
@@ -279,7 +306,7 @@ class _Round:
         """Those that are busy are drained before any other is unloaded: until then nobody has lost anything."""
         choices = [found for shard in need.shards if (found := self._victims(need, shard, going)) is not None]
         if not choices:
-            return ()
+            return self._ask_in_vain(need)
         victims = min(choices, key=lambda found: (any(map(self._is_busy, found)), len(found), self._losses(found)))
         self.needed |= going
         busy = [victim for victim in victims if self._is_busy(victim)]
@@ -289,6 +316,12 @@ class _Round:
         if still_busy:
             return ()
         return tuple(Wished(victim.id, Wish.STOP, f"for {need.model}") for victim in victims)
+
+    def _ask_in_vain(self, need: _Need) -> tuple[Wished, ...]:
+        """Where no turn's end could ever free its cards, its start says in its status what is in the way."""
+        if any(shard.wish is Wish.START or self._could_ever_fit(shard) for shard in need.shards):
+            return ()
+        return (Wished(need.shards[0].id, Wish.START, self._why(need)),)
 
     # -- who makes room ----------------------------------------------------------------------------------
 
@@ -304,7 +337,7 @@ class _Round:
 
     def _fewest(self, id_: ShardId, among: Collection[_Shard], going: frozenset[ShardId]) -> Sequence[_Shard] | None:
         def help_of(victims: Iterable[_Shard]) -> bool:
-            return self.fits(id_, going.union(victim.id for victim in victims))
+            return self._would_fit(id_, going.union(victim.id for victim in victims))
 
         if not among or not help_of(among):
             return None
@@ -397,12 +430,12 @@ class _Round:
         for shard in self.shards:
             if shard.is_being_drained and shard.id not in self.needed:
                 yield Wished(shard.id, Wish.START, "nobody waits for its GPUs any more")
-            elif (
-                shard.is_short_of_gpus
-                and shard.instance.intent.by_gateway
-                and shard.spec.model not in self.traffic.wanted
-            ):
-                yield Wished(shard.id, Wish.STOP, "nobody waits for it any more")
+            elif shard.is_short_of_gpus and shard.instance.intent.by_gateway and shard.id not in self.next_up:
+                if shard.spec.model not in self.traffic.wanted:
+                    yield Wished(shard.id, Wish.STOP, "nobody waits for it any more")
+                elif self._could_ever_fit(shard):
+                    # It seemed to fit and did not. It must not take what comes free for somebody else.
+                    yield Wished(shard.id, Wish.STOP, "others come first")
 
     def _retire_idle(self) -> Iterable[Wished]:
         for shard in self.shards:

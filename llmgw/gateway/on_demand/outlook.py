@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgw.domain.status import ConditionKind, ShardState
+from llmgw.domain.status import ConditionKind, ShardState, has_given_up
 from llmgw.gateway.routing.table import Model, Standing, Table
 
 
@@ -30,10 +30,10 @@ def _left(standing: Standing, now: float) -> float | None:
             return eta
         # A bar ends before the load does: graphs are captured, caches laid out.
         return max(eta or 0.0, load - (now - status.launched_at), 1.0)
+    if status.state is ShardState.FAILED and status.next_attempt is not None:
+        return max(0.0, status.next_attempt - now) + (load or 0.0)
     if load is None:
         return None
-    if status.state is ShardState.FAILED and status.next_attempt is not None:
-        return max(0.0, status.next_attempt - now) + load
     return load if status.state in (ShardState.PENDING, ShardState.STOPPED, ShardState.DRAINING) else None
 
 
@@ -58,12 +58,22 @@ def _failure(before: Model | None, model: Model) -> str | None:
 
 
 def _has_failed_since(before: Standing | None, now: Standing) -> bool:
-    """A failed attempt, also one that is under way again already: observers skip."""
+    """An attempt has failed and it was decided what follows, or the next is under way already: observers skip."""
     if before is None:
         return False
-    if now.state is ShardState.FAILED and before.state is not ShardState.FAILED:
-        return True
+    if now.state is ShardState.FAILED:
+        return _decided(now) is not None and _decided(now) != _decided(before)
+    if before.state is ShardState.FAILED:
+        return _decided(before) is None and now.state.is_live
     return now.status.failures > before.status.failures
+
+
+def _decided(standing: Standing) -> tuple[float | None, str] | None:
+    """What follows a failure: the next attempt, or why there is none. None while that is open."""
+    status = standing.status
+    if status.state is not ShardState.FAILED or (status.next_attempt is None and not has_given_up(status)):
+        return None
+    return status.next_attempt, status.detail
 
 
 def _may_still_come(standing: Standing) -> bool:

@@ -288,8 +288,9 @@ def from_admission(refused: NotAdmitted) -> Refusal:
     """429 when the one who asks has too much here already, else 503."""
     reason = refused.reason
     status = 429 if reason in _TOO_MANY else 503
-    hopeless = reason in _HOPELESS
     after = refused.retry_after
+    # After a load that failed the next attempt may be set.
+    hopeless = reason in _HOPELESS and after is None
     if after is None and not hopeless:
         after = DEFAULT_RETRY_AFTER
     return Refusal(status, reason, refused.text, after, may_retry=not hopeless, close=reason == "draining")

@@ -18,6 +18,7 @@ from llmgw.domain.status import (
     Launched,
     RetryScheduled,
     ShardState,
+    Stopped,
     Unplaced,
     Wish,
 )
@@ -248,7 +249,12 @@ def test_nobody_goes_where_it_would_not_help() -> None:
     world.up("fixed", for_=900.0)
     world.up("a", for_=900.0, used=200.0)
     world.want("both")
+    # Its start says what is in the way, and nobody loses anything for it.
+    assert world.asked() == [("start", "both")]
+    world.step(1.0)
     assert world.asked() == []
+    world.wanted.clear()
+    assert world.asked() == [("stop", "both")]
 
 
 def test_a_load_under_way_is_never_cut_short_for_another() -> None:
@@ -282,6 +288,25 @@ def test_a_start_by_hand_makes_room_too() -> None:
     world.step(3.0)
     world.step(0.1)
     assert world.state("b") is ShardState.STARTING
+
+
+def test_two_that_wait_for_gpus_are_not_in_each_others_way() -> None:
+    world = World((spec("a", 0), spec("side", 1), spec("b", 0), spec("both", 0, 1)))
+    for name in ("a", "side"):
+        world.up(name, for_=100.0, used=50.0)
+    for name in ("b", "both"):
+        world.board.ask(ShardId(name), Wish.START, "gateway, 1 request waiting")
+        world.engines[ShardId(name)].cell.report(Unplaced("used by a"))
+    world.want("both", since=world.now - 5.0)
+    world.want("b", since=world.now - 4.0)
+    assert sorted(world.asked()) == [("stop", "a"), ("stop", "side")]
+    # Once they are free they go to the first, and nobody else is started beside it.
+    world.step(0.1)
+    for name in ("a", "side"):
+        world.engines[ShardId(name)].cell.report(Stopped("stopped"))
+    world.want("a", since=world.now - 1.0)
+    assert world.asked() == [("stop", "b")]
+    assert world.asked() == []
 
 
 def test_a_load_that_waits_for_gpus_is_given_up_when_its_requests_are_gone() -> None:

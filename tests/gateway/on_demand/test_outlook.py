@@ -74,15 +74,17 @@ def test_a_sleeper_is_as_near_as_its_last_wake_and_a_failed_one_as_its_next_atte
     assert left(world) == 1.5
     failed = World((spec("a", 0),), load={"a": 60.0})
     launch(failed)
-    fail(failed)
-    failed.engines[ShardId("a")].cell.report(RetryScheduled(failed.now + 20.0, 1, 5))
+    fail(failed, again_in=20.0)
     assert left(failed) == 80.0
     failed.engines[ShardId("a")].cell.report(GaveUp("will not restart"))
     assert left(failed) is None
 
 
-def fail(world: World, name: str = "a") -> None:
-    world.engines[ShardId(name)].cell.report(Failed(Reason("oom", "GPU memory ran out")))
+def fail(world: World, name: str = "a", *, again_in: float | None = 30.0) -> None:
+    cell = world.engines[ShardId(name)].cell
+    cell.report(Failed(Reason("oom", "GPU memory ran out")))
+    if again_in is not None:
+        cell.report(RetryScheduled(world.now + again_in, 1, 5))
 
 
 def test_a_failed_attempt_concerns_a_model_without_another_hope() -> None:
@@ -97,6 +99,27 @@ def test_a_failed_attempt_concerns_a_model_without_another_hope() -> None:
     assert failed_loads(after, after) == {}
     fail(world, "b1")
     assert set(failed_loads(after, table(world))) == {"b"}
+
+
+def test_nobody_is_told_of_a_failure_before_it_is_decided_what_follows() -> None:
+    world = World((spec("a", 0),))
+    launch(world)
+    before = table(world)
+    fail(world, again_in=None)
+    undecided = table(world)
+    assert failed_loads(before, undecided) == {}
+    world.engines[ShardId("a")].cell.report(GaveUp("will not restart"))
+    assert list(failed_loads(undecided, table(world))) == ["a"]
+
+
+def test_a_check_that_says_no_once_more_is_told_to_those_who_came_since() -> None:
+    world = World((spec("a", 0),))
+    launch(world)
+    fail(world)
+    before = table(world)
+    world.engines[ShardId("a")].cell.report(Failed(Reason("gpu-held", "GPU 0 is held by pid 1"), counted=False))
+    world.engines[ShardId("a")].cell.report(RetryScheduled(world.now + 60.0, 2, 0))
+    assert failed_loads(before, table(world)) == {"a": "a is failed: GPU 0 is held by pid 1"}
 
 
 def test_a_failure_is_noticed_also_when_the_next_attempt_is_under_way_already() -> None:

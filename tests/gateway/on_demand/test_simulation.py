@@ -144,8 +144,8 @@ def test_a_huge_model_does_not_keep_its_cards_longer_than_the_longest_turn() -> 
     assert max(waits) <= 1500.0 + TURN_MAX + 20.0 + PATIENCE + 40.0
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_many_models_on_few_cards_all_get_their_turn(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "mistaken"), [(0, 0.0), (1, 0.0), (3, 0.05), (6, 0.05)])
+def test_many_models_on_few_cards_all_get_their_turn(seed: int, mistaken: float) -> None:
     chance = random.Random(seed)
     names = [f"m{number}" for number in range(7)]
     specs = tuple(
@@ -158,6 +158,7 @@ def test_many_models_on_few_cards_all_get_their_turn(seed: int) -> None:
         for name in names
     )
     world = World(specs, load={name: chance.choice((5.0, 30.0, 120.0)) for name in names})
+    world.is_mistaken = lambda: chance.random() < mistaken
     clients = [
         Client(
             chance.choice(names),

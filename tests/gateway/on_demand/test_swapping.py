@@ -171,6 +171,21 @@ def test_a_load_that_fails_answers_those_who_wait_with_its_cause(node: Node) -> 
     assert status == 503
     assert "a is failed: " in answer["error"]["message"]
     assert "memory" in answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+
+
+def test_models_that_are_asked_for_at_once_are_all_answered_one_after_another(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=2)
+    gateway = Gateway(node)
+    gateway.write(shard("a") + shard("b") + shard("both", gpus="[0, 1]") + shard("side", gpus="[1]"))
+    node.start()
+    asking = [Asking(gateway, name) for name in ("a", "b", "both", "side") for _ in range(3)]
+    assert [one.status() for one in asking] == [200] * 12
+    assert {one.answer[1]["model"] for one in asking if one.answer is not None} == {"a", "b", "both", "side"}
+    assert max(gpus.used(0), gpus.used(1)) <= 81559
+    states = [event["after"] for event in node.events() if event["kind"] == "state"]
+    assert "failed" not in states
+    assert states.count("ready") == 4
 
 
 def test_a_busy_model_finishes_its_requests_before_another_takes_its_card(node: Node) -> None:

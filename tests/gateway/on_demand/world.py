@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from attrs import define, evolve, field
@@ -95,6 +96,8 @@ class World:
     engines: dict[ShardId, Engine] = field(init=False, factory=dict)
     board: Board = field(init=False)
     loads: int = 0
+    is_mistaken: Callable[[], bool] = lambda: False
+    """Whether the facts about the cards are old just now, so that everything seems to fit."""
     log: list[tuple[float, str, str]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -149,13 +152,18 @@ class World:
         used = {card for card, ids in self.holders().items() if not set(ids) <= without}
         return set(sorted(set(range(CARDS)) - used)[:count])
 
-    def fits(self, id_: ShardId, without: frozenset[ShardId] = frozenset()) -> bool:
+    def fits(
+        self, id_: ShardId, without: frozenset[ShardId] = frozenset(), beside: frozenset[ShardId] = frozenset()
+    ) -> bool:
+        if self.is_mistaken():
+            return True
         wanted = self.engines[id_].spec.gpus
         if isinstance(wanted, int):
             return len(self._free(without | {id_}, wanted)) == wanted
         mine = self.engines[id_].cards
         for engine in self.engines.values():
-            claims = engine.cell.status.state.is_live or self.board.intent_cell(engine.id).value.wish is Wish.START
+            claims = engine.cell.status.state.is_live or engine.id in beside
+            claims = claims or self.board.intent_cell(engine.id).value.wish is Wish.START
             if engine.id != id_ and engine.id not in without and claims and engine.cards & mine:
                 return False
         return True

@@ -92,6 +92,7 @@ class Client:
         "_descriptor",
         "_discards",
         "_ends",
+        "_frame_bytes",
         "_gate",
         "_head",
         "_head_bytes",
@@ -369,6 +370,8 @@ class Client:
         self._parser = httptools.HttpRequestParser(self)
         self._head = Head()
         self._head_bytes = 0
+        self._frame_bytes = 0
+        """Of a chunked body: what came since its last byte, and was neither body nor anything that is kept."""
         self._url = b""
         self._upgrading = False
 
@@ -378,6 +381,7 @@ class Client:
         if self._phase in (IDLE, HEAD):
             self._head_bytes += len(data)
         elif self._phase == BODY:
+            self._frame_bytes += len(data)
             self._arm(self._limits.body_timeout)
         try:
             parser.feed_data(data)
@@ -387,8 +391,12 @@ class Client:
             if not self._ends:
                 self._refuse(answers.parser_error(str(error)))
         else:
-            if self._phase == HEAD and self._head_bytes > self._limits.max_header + TARGET_MAX:
-                self._refuse(answers.head_too_large(self._limits.max_header))
+            limit = self._limits.max_header
+            if self._phase == HEAD and self._head_bytes > limit + TARGET_MAX:
+                self._refuse(answers.head_too_large(limit))
+            elif self._phase == BODY and self._frame_bytes > limit:
+                # Trailers and chunk extensions have no limit in llhttp.
+                self._refuse(answers.head_too_large(limit))
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """llhttp ends a message that asks for an upgrade at its head. A client that offers HTTP/2 beside a plain
@@ -416,7 +424,9 @@ class Client:
             self._refuse(answers.target_too_long(TARGET_MAX))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head.headers.append((name.lower(), value))
+        # Behind a body stand trailers. They were never judged as headers, so they are none.
+        if self._phase != BODY:
+            self._head.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._ends:
@@ -468,6 +478,7 @@ class Client:
         if request is None:
             return
         request.size += len(body)
+        self._frame_bytes = 0
         if request.size > self._limits.max_body:
             self._refuse(answers.body_too_large(self._limits.max_body))
         elif request.size <= request.held or self._hold(request, request.size - request.held):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from stand import always_ok, chat, key_hash, post, shard_text, stand
 
 TENANTS = f"""
@@ -174,6 +175,35 @@ async def test_what_no_proxy_may_accept_is_refused_with_its_own_status_and_the_c
         assert got.status == status
         assert got.headers["connection"] == "close"
         assert await caller.ended()
+        assert engine.requests == []
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_trailers_of_a_request_never_become_headers_of_the_engines():
+    async with stand() as it:
+        engine = await it.engine("a", always_ok)
+        body = b'{"model": "m"}'
+        trailers = b"x-trailer: 1\r\nauthorization: Bearer evil\r\n\r\n"
+        caller = await it.call(CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(body), body) + trailers + chat())
+        assert (await caller.answer()).status == 200
+        assert (await caller.answer()).status == 200
+        assert b"x-trailer" not in engine.requests[0][0] and b"evil" not in engine.requests[0][0]
+
+
+@pytest.mark.parametrize("flood", [b"0\r\nx-trailer: ", b"5;a="])
+async def test_trailers_and_chunk_extensions_without_end_are_refused(flood):
+    async with stand() as it:
+        engine = await it.engine("a", always_ok)
+        caller = await it.call(CHUNKED + flood)
+        for _ in range(200):
+            try:
+                await caller.send(b"y" * 4096)
+            except trio.BrokenResourceError:
+                break
+            await trio.testing.wait_all_tasks_blocked()
+        assert (await caller.answer()).status == 431
         assert engine.requests == []
 
 

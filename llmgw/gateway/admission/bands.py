@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmgw.config.model import BandConfig, GatewayConfig
+from llmgw.gateway.admission.places import Places
 
 
 class Bands:
@@ -36,29 +37,26 @@ class Bands:
         """Whether the end of a request of this band makes room for other models too."""
         return self.limit is not None or self.rows[level].max_inflight is not None
 
-    def lets_in(self, level: int, *, free: int, slots: int, running: Sequence[int]) -> bool:
-        """Whether one more of this band may run at a model with so many `free` of its `slots`, where so many of each
-        band are `running`. What is reserved is kept of the gateway's own limit where it has one, else of each model's
-        slots.
+    def let_in(self, level: int, places: Places, running: Sequence[int]) -> bool:
+        """Whether one more of this band may run at a model that has a free slot and runs so many of each band. What is
+        reserved is kept of the gateway's own limit where it has one, else of each model's slots.
         """
-        if free <= 0:
-            return False
-        if self.is_plain:
-            return True
         most = self.rows[level].max_inflight
         if most is not None and self.running[level] >= most:
             return False
-        if self.limit is not None:
-            free, slots, running = self.limit - self.total, self.limit, self.running
-            if free <= 0:
-                return False
-        return not self._reserves or free > self._kept(level, slots, running)
+        if self.limit is None:
+            return not self._reserves or places.free > self._kept(level, places.slots, running)
+        free = self.limit - self.total
+        return free > 0 and (not self._reserves or free > self._kept(level, self.limit, self.running))
 
     def _kept(self, level: int, slots: int, running: Sequence[int]) -> int:
         """Slots that stay free for the other bands."""
         kept = 0
-        for other, band in enumerate(self.rows):
-            if other != level and band.reserved > running[other]:
-                kept += band.reserved - running[other]
         # One slot is everybody's: a small engine must not belong to the bands with a reserve alone.
-        return min(kept, max(0, slots - 1 - running[level]))
+        left = slots - 1
+        for other, band in enumerate(self.rows):
+            reserved = min(band.reserved, left)
+            left -= reserved
+            if other != level and reserved > running[other]:
+                kept += reserved - running[other]
+        return kept

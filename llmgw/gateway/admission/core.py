@@ -149,7 +149,8 @@ class Admission:
         model.pace.ended(now - running.since)
         prompt = offer.estimate if prompt is None else prompt
         completion = completion or 0
-        model.charge(tenant, cost(prompt, completion) - running.charged)
+        if model.counters is not None:
+            model.charge(tenant, cost(prompt, completion) - cost(offer.estimate, 0))
         if tenant.has_rates:
             tenant.spend(0, prompt + completion - offer.estimate, now)
         return self._ended(model, running, now)
@@ -159,10 +160,12 @@ class Admission:
         running = self._running.pop(ticket, None)
         if running is None:
             return []
-        running.tenant.granted -= 1
-        model = self._models[running.offer.model]
-        model.charge(running.tenant, -running.charged)
-        running.tenant.spend(-1, -running.offer.estimate, now)
+        offer, tenant, model = running.offer, running.tenant, self._models[running.offer.model]
+        tenant.granted -= 1
+        if model.counters is not None:
+            model.charge(tenant, -cost(offer.estimate, 0))
+        if tenant.has_rates:
+            tenant.spend(-1, -offer.estimate, now)
         return self._ended(model, running, now)
 
     def retry(self, ticket: int, avoid: Key) -> Outcome:
@@ -285,9 +288,9 @@ class Admission:
         self._bands.count(home, 1)
         tenant.running += 1
         tenant.granted += 1
-        charged = cost(offer.estimate, 0)
-        model.charge(tenant, charged)
-        self._running[offer.ticket] = Running(offer, tenant, home, load, charged, now)
+        if model.counters is not None:
+            model.charge(tenant, cost(offer.estimate, 0))
+        self._running[offer.ticket] = Running(offer, tenant, home, load, now)
         return Granted(offer.ticket, load.key)
 
     def _ended(self, model: Model, running: Running, now: float) -> Outcomes:
@@ -297,16 +300,17 @@ class Admission:
         model.running[home] -= 1
         self._bands.count(home, -1)
         tenant.running -= 1
-        tenant.unpark()
-        # Below its limit again, it may run elsewhere too.
-        is_free_elsewhere = (tenant.limit is not None and tenant.waiting) or self._bands.frees_others(home)
-        if not self._waiters:
-            outcomes: Outcomes = []
-        elif is_free_elsewhere:
-            outcomes = self._dispatch_everywhere(now)
-        else:
-            outcomes = self._dispatch(model, now)
-        self._forget_if_idle(model)
+        if tenant.parked_in:
+            tenant.unpark()
+        outcomes: Outcomes = []
+        if self._waiters:
+            # Below its limit again, a tenant may run elsewhere too.
+            if (tenant.limit is not None and tenant.waiting) or self._bands.frees_others(home):
+                outcomes = self._dispatch_everywhere(now)
+            else:
+                outcomes = self._dispatch(model, now)
+        if not model.places.slots:
+            self._forget_if_idle(model)
         return outcomes
 
     # -- inside: time ------------------------------------------------------------------------------------

@@ -16,16 +16,14 @@ from llmgw.gateway.routing.policies import Load
 class Running:
     """A request that was let in."""
 
-    __slots__ = ("charged", "home", "load", "offer", "since", "tenant")
+    __slots__ = ("home", "load", "offer", "since", "tenant")
 
-    def __init__(self, offer: Offer, tenant: Tenant, home: int, load: Load, charged: int, since: float) -> None:
+    def __init__(self, offer: Offer, tenant: Tenant, home: int, load: Load, since: float) -> None:
         self.offer = offer
         self.tenant = tenant
         self.home = home
         """The level of its band."""
         self.load = load
-        self.charged = charged
-        """Tokens that were counted for it."""
         self.since = since
 
 
@@ -59,11 +57,11 @@ class Model:
     def is_open(self, home: int) -> bool:
         """Whether one more of this band may run here, as far as it is not for its tenant to wait."""
         places = self.places
-        return self.bands.lets_in(home, free=places.free, slots=places.slots, running=self.running)
+        return places.free > 0 and (self.bands.is_plain or self.bands.let_in(home, places, self.running))
 
     def charge(self, tenant: Tenant, tokens: int) -> None:
         """Count tokens for a tenant, where they are counted; negative where they were fewer than thought."""
-        if self.counters is not None and tokens:
+        if self.counters is not None:
             self.counters.charge(tenant.name, tokens / tenant.weight)
-            if tokens < 0:
+            if tokens < 0 and tenant.waiting:
                 self.queue.fell(tenant.name)

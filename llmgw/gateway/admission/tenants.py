@@ -77,10 +77,9 @@ class Tenant:
 
     def unpark(self) -> None:
         """Into the rotations again wherever it stood aside."""
-        if self.parked_in:
-            for parking in self.parked_in:
-                parking.unpark(self.name)
-            self.parked_in.clear()
+        for parking in self.parked_in:
+            parking.unpark(self.name)
+        self.parked_in.clear()
 
     # -- rates -------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from benchmarks.measure import machine, percentile
 from llmgw.board import Board, Cell
 from llmgw.config.document import SourceFile
+from llmgw.config.model import Config
 from llmgw.config.parse import parse
 from llmgw.domain.host import HostFacts
 from llmgw.gateway.metrics.observation import Observation
@@ -38,16 +39,20 @@ def configuration_text() -> str:
     )
     bands = (f'[[gateway.band]]\nname = "{band}"\n{"default = true" if band == "normal" else ""}\n' for band in BANDS)
     tenants = (f'[[gateway.tenant]]\nname = "tenant-{i}"\nkeys = [{{ sha256 = "{i:064x}" }}]\n' for i in range(TENANTS))
-    return "\n".join((*shards, '[gateway]\naccess_log = "off"', *bands, *tenants))
+    return "\n".join((*shards, '[gateway]\naccess_log = "off"\nallow_anonymous = true', *bands, *tenants))
 
 
-def observation() -> Observation:
-    """One that has seen every combination."""
+def configuration() -> Config:
     facts = HostFacts(hostname="gpu-01", uid=0, home="/root", env={"HOME": "/root"}, groups=frozenset({"root"}))
     parsed = parse([SourceFile("llmgw.toml", configuration_text().encode(), "/", "/llmgw.toml")], facts)
     assert parsed.config is not None, [problem.message for problem in parsed.problems]
+    return parsed.config
+
+
+def observation(board: Board, config: Cell[Config]) -> Observation:
+    """One that has seen every combination."""
     node = Node("0", 0.0, True, False, None, {})
-    it = Observation(Board(), Cell(parsed.config), node=lambda: node, gateway=lambda: None)
+    it = Observation(board, config, node=lambda: node, gateway=lambda: None)
     for model in range(MODELS):
         for tenant in range(TENANTS):
             for band in BANDS:
@@ -117,7 +122,7 @@ def seconds_of(work: object, times: int = 3) -> float:
 def main() -> None:
     print(machine())
     began = time.process_time()
-    it = observation()
+    it = observation(Board(), Cell(configuration()))
     gc.collect()
     count = MODELS * TENANTS * len(BANDS) * len(CODES)
     print(f"{count} requests ended: {(time.process_time() - began) * 1e6 / count:.1f} us each")

@@ -20,7 +20,8 @@ LET_IN_LATER = frozenset(
 HAS_WAITED = frozenset({"queue-timeout", "load-timeout", "load-failed", "draining", "client-gone"})
 """Reasons of those that may have stood in a queue without ever leaving it to an engine."""
 
-OTHER_CODE = 0
+_CODES = {code: str(code) for code in range(100, 600)}
+_OTHER_CODE = "other"
 """Stands for a status that is none: an engine may answer with any number of three digits."""
 
 
@@ -44,8 +45,8 @@ class Counters:
     def __init__(self) -> None:
         self.models: dict[tuple[str, str], ModelSeries] = {}
         """By model and band."""
-        self.requests: dict[tuple[str, str, str, int], int] = {}
-        """By model, tenant, band and code."""
+        self.requests: dict[tuple[str, str, str, str], int] = {}
+        """By model, tenant, band and code. The keys are the labels as they are shown: a page makes no new ones."""
         self.tokens: dict[tuple[str, str, str], int] = {}
         """By model, tenant and direction."""
         self.rejected: dict[str, int] = {}
@@ -66,8 +67,7 @@ class Counters:
         model, reason = record.model, record.reason
         if record.path.startswith("/upstream/") or not (model or reason):
             return
-        code = record.code if 100 <= record.code <= 599 else OTHER_CODE
-        key = (model, record.tenant, record.band, code)
+        key = (model, record.tenant, record.band, _CODES.get(record.code, _OTHER_CODE))
         self.requests[key] = self.requests.get(key, 0) + 1
         if reason:
             where = self.rejected if reason in LET_IN_LATER else self.failures
@@ -93,6 +93,11 @@ class Counters:
             if count:
                 key = (model, tenant, direction)
                 self.tokens[key] = self.tokens.get(key, 0) + count
+
+    @property
+    def size(self) -> int:
+        """How many series there are. While it stays, there is no new one."""
+        return len(self.models) + len(self.requests) + len(self.tokens) + len(self.retries)
 
     def as_json(self) -> dict[str, Any]:
         """Totals, from which `llmgw top` makes rates. Counts of buckets are not summed up."""

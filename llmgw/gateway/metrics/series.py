@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
 from llmgw.gateway.admission.snapshot import AdmissionSnapshot, Queued
-from llmgw.gateway.metrics.counting import LET_IN_LATER, OTHER_CODE, Counters
+from llmgw.gateway.metrics.counting import LET_IN_LATER, Counters
 from llmgw.gateway.reading.identity import ANONYMOUS
 from llmgw.metrics import families as f
 from llmgw.metrics.exposition import Group, Labels, Part
+
+_Labels = TypeVar("_Labels", bound=Labels)
 
 
 class GatewaySeries:
@@ -32,6 +35,9 @@ class GatewaySeries:
         self._config = config
         self._admission = admission
         self._ejected = ejected
+        self._kept: Config | None = None
+        self._size = 0
+        """Configuration and number of series when what the file has not was last forgotten."""
 
     async def parts(self) -> Iterable[Part]:
         config = self._config.value
@@ -40,7 +46,10 @@ class GatewaySeries:
         tenants = [ANONYMOUS, *(tenant.name for tenant in config.gateway.tenants)]
         bands = [band.name for band in config.gateway.bands]
         models = {shard.model: None for shard in config.shards}
-        self._counters.keep(models, tenants, bands)
+        if config is not self._kept or self._counters.size != self._size:
+            # Requests that a reload met under way may end under names that are gone.
+            self._counters.keep(models, tenants, bands)
+            self._kept, self._size = config, self._counters.size
         admission = self._admission()
         queues = [(model, band) for model in models for band in bands]
         names, ejected = self._names(), self._ejected()
@@ -56,15 +65,9 @@ class GatewaySeries:
 
 
 def _counted(counters: Counters) -> Iterator[Part]:
-    # Copies: a page is written in slices, and requests end between them.
-    yield Group(
-        f.REQUESTS,
-        (
-            ((model, tenant, band, str(code) if code != OTHER_CODE else "other"), count)
-            for (model, tenant, band, code), count in tuple(counters.requests.items())
-        ),
-    )
-    yield Group(f.TOKENS, tuple(counters.tokens.items()))
+    requests, tokens = _rows(counters.requests), _rows(counters.tokens)
+    yield Group(f.REQUESTS, requests)
+    yield Group(f.TOKENS, tokens)
     models = tuple(counters.models.items())
     yield Group(f.DURATION, ((key, series.duration) for key, series in models))
     yield Group(f.TTFT, ((key, series.ttft) for key, series in models))
@@ -74,6 +77,15 @@ def _counted(counters: Counters) -> Iterator[Part]:
     yield Group(f.REJECTED, [((reason,), counters.rejected.get(reason, 0)) for reason in sorted(LET_IN_LATER)])
     yield Group(f.FAILURES, [((reason,), count) for reason, count in counters.failures.items()])
     yield Group(f.RETRIES, [((model,), count) for model, count in counters.retries.items()])
+
+
+def _rows(counts: Mapping[_Labels, int]) -> Iterator[tuple[_Labels, int]]:
+    # A page is written in slices, and requests end between them: a list of the keys is made first. Of pairs it would
+    # be thousands of new objects at once, and the garbage collector would look through the whole process for them.
+    for labels in list(counts):
+        count = counts.get(labels)
+        if count is not None:
+            yield labels, count
 
 
 def _queued(

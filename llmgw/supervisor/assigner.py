@@ -113,7 +113,10 @@ class Assigner:
         By the facts that are known: the launch looks again, and says what is wrong with the cards themselves.
         """
         facts = self._node.facts.value
-        claims = {claim.id: evolve(claim, wanted=claim.wanted or claim.id in beside) for claim in self.claims()}
+        claims = {
+            claim.id: evolve(claim, wanted=True) if claim.id in beside and not claim.wanted else claim
+            for claim in self.claims()
+        }
         mine = claims.get(id_)
         if mine is None:
             return False
@@ -124,7 +127,13 @@ class Assigner:
             return not any(
                 claim.wanted and claim.spec.gpus not in (0, ()) for claim in claims.values() if claim != mine
             )
-        others = [_as_if(claim, without, facts) for claim in claims.values() if claim.id != id_]
+        # Of those that take turns like this one, only who runs or is about to is in its way; there may be many others.
+        is_pinned_turn = mine.spec.idle_timeout is not None and bool(mine.spec.pinned_gpus)
+        others = [
+            _as_if(claim, without, facts)
+            for claim in claims.values()
+            if claim.id != id_ and (not is_pinned_turn or claim.wanted or claim.holds is not None)
+        ]
         try:
             solved = self._solve(facts, id_, mine.spec, [*others, Claim(id_, mine.spec, wanted=True)])
         except Unplaced:

@@ -123,7 +123,7 @@ class _Shard:
 
     @property
     def is_sleeping(self) -> bool:
-        return self.status.condition(ConditionKind.SLEEPING) is not None
+        return bool(self.status.conditions) and self.status.condition(ConditionKind.SLEEPING) is not None
 
     @property
     def is_up(self) -> bool:
@@ -167,12 +167,13 @@ class _Shard:
 
 
 def _shards(snapshot: Snapshot, config: Config) -> list[_Shard]:
+    specs = {spec.name: spec for spec in config.shards}
     found = []
-    for spec in config.shards:
-        for id_ in spec.ids:
-            instance = snapshot.shards.get(id_)
-            if instance is not None and instance.status.model == spec.model:
-                found.append(_Shard(spec, instance))
+    for id_, instance in snapshot.shards.items():
+        spec = specs.get(id_.name)
+        # A reload may have given it another model or taken it away; this life still serves the old one.
+        if spec is not None and id_.replica < spec.replicas and instance.status.model == spec.model:
+            found.append(_Shard(spec, instance))
     return found
 
 
@@ -390,7 +391,8 @@ class _Round:
     def _turn_over(self, victim: _Shard, need: _Need) -> float:
         if victim.is_sleeping:
             return 0.0
-        up_since = victim.status.since
+        # A wake is a turn too, and changes no state.
+        up_since = max(victim.status.since, victim.instance.intent.at)
         served = self.traffic.last_used.get(victim.id, 0.0) >= up_since
         over = up_since if served else up_since + TURN_MIN
         if self._had_turn_lately(need):

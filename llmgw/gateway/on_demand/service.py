@@ -15,6 +15,9 @@ from llmgw.gateway.on_demand.decide import Fits, Traffic, decide
 
 log = logging.getLogger(__name__)
 
+IDLE_LOOK = 1.0
+"""Seconds between two looks while no request waits: a start by hand may need room, and nothing else is in a hurry."""
+
 
 class OnDemand:
     """Loads what requests wait for and unloads what is idle, until llmgw leaves. `fits` tells whether a shard would get
@@ -35,10 +38,13 @@ class OnDemand:
             for wished in decision.wishes:
                 log.info("%s: %s, %s", snapshot.shards[wished.id].status.name, wished.wish.value, wished.why)
                 board.ask(wished.id, wished.wish, f"{GATEWAY}, {wished.why}")
-            with trio.move_on_after(float("inf") if decision.again_in is None else decision.again_in):
-                await self._wait_news(snapshot.revision, config, wanted)
+            again_in = float("inf") if decision.again_in is None else decision.again_in
+            # While nobody waits it is time that counts, and a board of many shards has news all the time.
+            revision = snapshot.revision if wanted or decision.wishes else None
+            with trio.move_on_after(again_in if revision is not None else min(again_in, IDLE_LOOK)):
+                await self._wait_news(revision, config, wanted)
 
-    async def _wait_news(self, revision: int, config: Config, wanted: Mapping[str, Want]) -> None:
+    async def _wait_news(self, revision: int | None, config: Config, wanted: Mapping[str, Want]) -> None:
         board = self._board
         async with trio.open_nursery() as nursery:
 
@@ -46,7 +52,8 @@ class OnDemand:
                 await wait()
                 nursery.cancel_scope.cancel(reason="there is news")
 
-            nursery.start_soon(until, partial(board.wait_newer, revision))
+            if revision is not None:
+                nursery.start_soon(until, partial(board.wait_newer, revision))
             nursery.start_soon(until, partial(self._config.wait_change, config))
             nursery.start_soon(until, partial(board.wanted.wait_change, wanted))
             nursery.start_soon(until, partial(board.leaving.wait_value, lambda leaving: leaving is not None))

@@ -115,6 +115,21 @@ def test_a_sleeper_makes_room_at_once() -> None:
     assert world.asked() == [("stop", "a")]
 
 
+def test_a_model_just_woken_stays_until_it_has_served() -> None:
+    world = World((spec("a", 0, idle_action="sleep"), spec("b", 0)))
+    world.up("a", for_=500.0, used=100.0)
+    world.board.ask(ShardId("a"), Wish.SLEEP, "gateway, idle for 60 s")
+    world.step(1.0)
+    world.want("a")
+    assert world.asked() == [("start", "a")]
+    world.step(1.0)
+    world.wanted.clear()
+    world.want("b")
+    assert world.asked() == []
+    world.use("a")
+    assert world.asked() == [("stop", "a")]
+
+
 def test_a_model_just_loaded_stays_until_it_has_served_or_its_least_time_is_over() -> None:
     world = World((spec("a", 0), spec("b", 0)))
     world.up("a", for_=1.0)

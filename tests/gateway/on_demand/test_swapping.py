@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -51,14 +51,17 @@ class Gateway:
 class Asking(threading.Thread):
     """One request that goes on beside the test."""
 
-    def __init__(self, gateway: Gateway, model: str, tokens: int = 2) -> None:
+    def __init__(self, gateway: Gateway, model: str, tokens: int = 2, *, errors: bool = False) -> None:
+        """`errors`: the connection may break."""
         super().__init__()
         self.answer: tuple[int, dict[str, Any], dict[str, str]] | None = None
         self._ask = lambda: gateway.ask(model, tokens=tokens)
+        self._expected = (OSError, http.client.HTTPException) if errors else ()
         self.start()
 
     def run(self) -> None:
-        self.answer = self._ask()
+        with suppress(*self._expected):
+            self.answer = self._ask()
 
     def status(self) -> int:
         self.join(60.0)
@@ -96,6 +99,34 @@ def test_a_request_loads_its_model_and_another_model_takes_its_turn_on_the_same_
     assert "failed" not in [state for _, state in states]
     told = [event["text"] for event in node.events() if event["kind"] == "wish"]
     assert any(text.startswith("stop by gateway, for b") for text in told)
+
+
+def test_models_that_leave_the_choice_of_cards_to_llmgw_take_turns_where_there_are_too_few(node: Node) -> None:
+    FakeGpus(node, gpus=2)
+    gateway = Gateway(node)
+    gateway.write("".join(shard(name, gpus=count) for name, count in (("a", "1"), ("b", "1"), ("wide", "2"))))
+    node.start()
+    assert [gateway.ask(name)[0] for name in ("a", "b")] == [200, 200]
+    assert {node.state_of(name) for name in ("a", "b")} == {"ready"}
+    assert gateway.ask("wide")[0] == 200
+    assert [node.state_of(name) for name in ("a", "b", "wide")] == ["stopped", "stopped", "ready"]
+
+
+def test_a_swap_that_llmgw_did_not_survive_leaves_one_engine_on_the_card(node: Node) -> None:
+    gpus = FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", knobs="--fake-gpu-release 1") + shard("b"))
+    node.start()
+    assert gateway.ask("a")[0] == 200
+    lost = Asking(gateway, "b", errors=True)
+    node.until(lambda: node.shard("a")["intent"]["wish"] == "stop", "the swap has begun")
+    node.kill()
+    lost.join(60.0)
+    node.start()
+    assert gateway.ask("b")[0] == 200
+    assert node.state_of("a") in ("stopped", "pending")
+    assert gpus.used(0) <= 81559
+    assert "failed" not in [event.get("after") for event in node.events()]
 
 
 def test_an_idle_model_is_unloaded_and_comes_back_with_the_next_request(node: Node) -> None:

@@ -23,6 +23,9 @@ TIMEOUT = 2.0
 AT_ONCE = 16
 """Engines asked at a time."""
 
+PAGES_MAX = 32 << 20
+"""Characters of all engines' pages together; what comes later is left out."""
+
 _PROCESS = "process_"
 """Begins the names of what llmgw tells of its own process."""
 
@@ -52,11 +55,14 @@ class EngineSeries:
         ]
         found: dict[str, _Page | None] = {status.name: None for status in statuses}
         limiter = trio.CapacityLimiter(AT_ONCE)
+        size = 0
 
         async def ask(status: ShardStatus) -> None:
+            nonlocal size
             async with limiter:
                 text = await ask_metrics(status.endpoint or "", status.api_key)
-            if text is not None:
+            if text is not None and size + len(text) <= PAGES_MAX:
+                size += len(text)
                 found[status.name] = _Page(status.name, status.model, text)
 
         async with trio.open_nursery() as nursery:

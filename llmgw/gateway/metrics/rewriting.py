@@ -19,6 +19,9 @@ LINE_MAX = 4096
 SERIES_MAX = 20_000
 """Lines taken from one engine."""
 
+LINES_MAX = 100_000
+"""Lines taken from all engines together: some 20 MB."""
+
 FAMILIES_MAX = 2_000
 """Families of all engines together."""
 
@@ -48,6 +51,7 @@ class Merged:
     def __init__(self, is_reserved: Callable[[str], bool]) -> None:
         self._is_reserved = is_reserved
         self._families: dict[str, _Family] = {}
+        self._taken = 0
 
     def add(self, shard: str, model: str, text: str) -> Iterator[None]:
         """Take one engine's page; comes up for a pause every now and then."""
@@ -70,9 +74,10 @@ class Merged:
             family = self._of(_family_name(name, kinds), kinds)
             if family is None:
                 continue
-            taken += 1
-            if taken > SERIES_MAX:
+            if taken == SERIES_MAX or self._taken == LINES_MAX:
                 return
+            taken += 1
+            self._taken += 1
             family.lines.append(written)
 
     def _comment(self, line: str, kinds: dict[str, str]) -> None:

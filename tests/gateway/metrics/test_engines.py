@@ -117,6 +117,17 @@ async def test_an_engine_that_does_not_answer_well_leaves_the_others_alone(
         assert 'vllm:x{shard="b",model="m"} 1\n' in page
 
 
+async def test_all_pages_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "PAGES_MAX", 40)
+    async with node() as it:
+        await it.engine("a", metrics)
+        await it.engine("b", metrics)
+        page = await it.page()
+        assert page.count("vllm:x{") == 1
+        up = [line for line in page.splitlines() if line.startswith("llmgw_engine_metrics_up{")]
+        assert sorted(line[-1] for line in up) == ["0", "1"]
+
+
 async def test_an_engine_behind_a_unix_socket_is_asked_too(tmp_path: Path) -> None:
     async with node() as it:
         path = str(tmp_path / "engine.sock")

@@ -98,6 +98,8 @@ def test_two_types_of_one_name_do_not_mix() -> None:
 def test_an_engine_cannot_fill_the_page() -> None:
     many = "".join(f'x{{i="{i}"}} 1\n' for i in range(rewriting.SERIES_MAX + 100))
     assert merged(("a", "m", many)).count("\n") == rewriting.SERIES_MAX + 1
+    pages = [(f"s{i}", "m", many) for i in range(rewriting.LINES_MAX // rewriting.SERIES_MAX + 2)]
+    assert merged(*pages).count("\n") == rewriting.LINES_MAX + 1
     names = "".join(f"x{i} 1\n" for i in range(rewriting.FAMILIES_MAX + 100))
     assert merged(("a", "m", names)).count("# TYPE") == rewriting.FAMILIES_MAX
 

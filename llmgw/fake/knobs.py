@@ -74,6 +74,7 @@ class Knobs:
     first_token_delay: float = 0.0
     tokens: int = 16
     stall_after: int | None = None
+    wake_fails: bool = False
     metrics: bool = True
     access_log: bool = True
     # log
@@ -131,6 +132,7 @@ TABLE: dict[str, tuple[Converter, str]] = {
     "first-token-delay": (float, "seconds before the first token of each request"),
     "tokens": (int, "tokens of an answer when the request sets no max_tokens"),
     "stall-after": (int, "after so many steps no token comes any more, while health stays well"),
+    "wake-fails": (_switch, "an engine that was put to sleep cannot be woken"),
     "metrics": (_switch, "serve /metrics (where the engine's own flags allow it)"),
     "access-log": (_switch, "write access lines (unless the engine's own flags stop them)"),
     "noise": (_switch, "the lines that look like errors in every start and exit and are none"),

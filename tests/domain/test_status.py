@@ -26,6 +26,8 @@ from llmgw.domain.status import (
     Failed,
     GaveUp,
     IllegalTransition,
+    Instance,
+    Intent,
     Launched,
     LoadingSeen,
     Noticed,
@@ -43,8 +45,11 @@ from llmgw.domain.status import (
     Stopped,
     Unplaced,
     WaitEnded,
+    Wish,
     advance,
     describe,
+    is_coming,
+    is_loadable,
     is_news,
 )
 
@@ -229,3 +234,39 @@ def test_what_runs_in_an_engine_may_finish_until_a_stop_waits_no_longer() -> Non
     # Its process is gone: nobody can finish anything there.
     assert not walk(StopBegan("its main process is gone (exit code 1)"), start=ready).may_finish
     assert not walk(StopBegan("its main process is gone (exit code 1)"), start=waiting).may_finish
+
+
+def instance(status: ShardStatus, wish: Wish = Wish.STOP, *, by: str = "file", operator: bool = False) -> Instance:
+    return Instance(status, Intent(wish, by=by, operator=operator))
+
+
+def test_a_request_loads_what_has_an_idle_timeout_unless_an_operator_or_too_many_failures_say_no() -> None:
+    pending = fresh()
+    assert is_loadable(instance(pending), on_demand=True)
+    assert not is_loadable(instance(pending), on_demand=False)
+    for wish in (Wish.STOP, Wish.DRAIN):
+        assert is_loadable(instance(pending, wish, by="gateway, for b"), on_demand=True)
+        assert not is_loadable(instance(pending, wish, by="ada", operator=True), on_demand=True)
+    failed = walk(Failed(REASON), RetryScheduled(60.0, 1, 5))
+    assert is_loadable(instance(failed, Wish.START), on_demand=True)
+    assert not is_loadable(instance(walk(Failed(REASON), GaveUp("will not restart"))), on_demand=True)
+
+
+def test_what_sleeps_can_be_woken_without_an_idle_timeout_too() -> None:
+    ready = advance(fresh(ShardState.LOADING), ReadyConfirmed(), 1.0)
+    assert not is_loadable(instance(ready, Wish.START), on_demand=False)
+    assert is_loadable(instance(ready, Wish.SLEEP, by="ada"), on_demand=False)
+    asleep = advance(ready, ConditionSet(ConditionKind.SLEEPING, "asleep"), 2.0)
+    assert not asleep.routable and not is_coming(instance(asleep, Wish.START))
+    assert is_loadable(instance(asleep, Wish.START), on_demand=False)
+    awake = advance(asleep, Awoken(1.6), 3.0)
+    assert awake.routable and awake.wake_seconds == 1.6
+    assert describe(asleep, Awoken(1.6), awake) == "awake after 1.6 s"
+
+
+def test_the_last_unload_is_remembered_until_another_one_was_measured() -> None:
+    stopping = walk(StopBegan("stop"), start=fresh(ShardState.READY))
+    stopped = advance(stopping, Stopped("SIGTERM, 4.2 s", 4.4), 9.0)
+    assert stopped.unload_seconds == 4.4
+    again = walk(Requeued(), Stopped("stop wished by ada"), start=stopped)
+    assert again.unload_seconds == 4.4

@@ -154,6 +154,26 @@ def test_wishes_of_operators_outlive_llmgw_but_not_a_reboot(tmp_path: Path) -> N
     assert store.load() == {}
 
 
+def test_what_is_unloaded_or_asleep_is_kept_as_no_operators_wish(tmp_path: Path) -> None:
+    store = WishStore(str(tmp_path), boot=lambda: "one")
+    unloaded = Intent(Wish.STOP, by="gateway, idle for 300 s", at=5.0)
+    asleep = Intent(Wish.SLEEP, by="uid 1000 (ada)", at=6.0)
+    others = {
+        ShardId("c"): Intent(Wish.STOP, by="file"),
+        ShardId("d"): Intent(Wish.START, by="gateway, 1 request waiting"),
+        ShardId("e"): Intent(Wish.DRAIN, by="gateway, for a"),
+    }
+    store.save({ShardId("a"): unloaded, ShardId("b"): asleep, **others})
+    assert store.load() == {ShardId("a"): unloaded, ShardId("b"): asleep}
+
+
+def test_wishes_of_an_older_llmgw_were_all_of_operators(tmp_path: Path) -> None:
+    entry = {"shard": "a", "replica": 0, "wish": "stop", "by": "uid 0 (root)", "at": 5.0}
+    (tmp_path / "wishes.json").write_text(json.dumps({"boot_id": "one", "wishes": [entry]}))
+    (kept,) = WishStore(str(tmp_path), boot=lambda: "one").load().values()
+    assert kept.operator
+
+
 def test_a_broken_wishes_file_is_no_wish(tmp_path: Path) -> None:
     (tmp_path / "wishes.json").write_text('{"boot_id": "x", "wishes": [{"shard": 3}]}')
     assert WishStore(str(tmp_path), boot=lambda: "x").load() == {}

@@ -120,3 +120,26 @@ def test_an_engine_without_sleep_mode_has_no_control_pages(node: Node) -> None:
     assert ask(node, "a", "POST", "/sleep?level=1")[0] == 404
     refused = node.cli("sleep", "a")
     assert refused.returncode == 1 and "it has no sleep mode" in refused.stderr
+
+
+def test_an_engine_that_cannot_be_put_to_sleep_is_unloaded_and_says_why(node: Node) -> None:
+    node.write(sleeper("a", more='env = { VLLM_SERVER_DEV_MODE = "0" }'))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("sleep", "a", "--no-wait").returncode == 0
+    shard = node.wait_state("a", "stopped")
+    assert shard["detail"].endswith("it could not be put to sleep: /sleep?level=1 answers 404")
+    assert node.cli("start", "a", "--wait").returncode == 0
+
+
+def test_an_engine_that_cannot_be_woken_is_loaded_anew(node: Node) -> None:
+    node.write('[defaults]\nrestart_delay = "100ms"\n' + sleeper("a", knobs="--fake-wake-fails"))
+    node.start()
+    pid = node.wait_state("a", "ready")["pid"]
+    assert node.cli("sleep", "a", "--wait").returncode == 0
+    assert node.cli("wake", "a", "--no-wait").returncode == 0
+    node.until(lambda: node.shard("a")["generation"] == 2 and node.state_of("a") == "ready", "it is loaded anew")
+    assert node.shard("a")["pid"] != pid and "sleeping" not in node.conditions("a")
+    told = [event["text"] for event in node.events()]
+    assert any("it could not be woken: /wake_up answers 500" in text for text in told)
+    assert complete(node, "a") == 200

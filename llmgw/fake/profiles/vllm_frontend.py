@@ -220,7 +220,7 @@ class FrontEnd:
             connection.reply(500, openai.error_body("Sleep mode is not enabled.", "InternalServerError", 500))
         elif request.path == "/sleep":
             self._fall_asleep(int(asked.get("level", ["1"])[0]), connection)
-        elif request.path == "/wake_up":
+        elif request.path == "/wake_up" and not self._setup.knobs.wake_fails:
             self._wake(set(asked.get("tags", ["weights", "kv_cache"])), connection)
         elif b"reload_weights" in request.body and "weights" not in self._asleep:
             self._after(WEIGHTS_READ, connection, self._read_weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -353,13 +353,16 @@ async def stand(
     *,
     gateway: str = "",
     status: Callable[[], dict[str, Any]] = lambda: {"shards": []},
+    doors: Sequence[Listen] = (),
 ) -> AsyncIterator[Stand]:
-    """A gateway that serves the shards of `text`, with further keys of [gateway] and its tables."""
+    """A gateway that serves the shards of `text`, with further keys of [gateway] and its tables, on a port of its own
+    and on `doors`.
+    """
     # Port 0 is for tests alone; the file wants a real one.
     it = Stand(f"{text}\n[gateway]\n{gateway}")
     it.callers = []
-    door = Listen(host="127.0.0.1", port=0)
-    it.listeners.adopt((door,), it.listeners.bind((door,)))
+    wanted = (Listen(host="127.0.0.1", port=0), *doors)
+    it.listeners.adopt(wanted, it.listeners.bind(wanted))
     html = ui.page()
     it.gateway = make_gateway(
         it.board,

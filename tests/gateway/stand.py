@@ -272,6 +272,7 @@ class Stand:
     """A running gateway over a board that the test writes."""
 
     def __init__(self, text: str) -> None:
+        self.text = text
         self.board = Board(strict=True)
         self.config = Cell(configuration(text))
         self.recorder = Recorder()
@@ -354,6 +355,7 @@ async def stand(
     gateway: str = "",
     status: Callable[[], dict[str, Any]] = lambda: {"shards": []},
     doors: Sequence[Listen] = (),
+    patience: float = PATIENCE,
 ) -> AsyncIterator[Stand]:
     """A gateway that serves the shards of `text`, with further keys of [gateway] and its tables, on a port of its own
     and on `doors`.
@@ -385,7 +387,7 @@ async def stand(
             it.nursery = nursery
             await nursery.start(serve)
             # A request that never ends fails its test instead of stopping the suite.
-            with trio.fail_after(PATIENCE):
+            with trio.fail_after(patience):
                 yield it
             nursery.cancel_scope.cancel()
     finally:

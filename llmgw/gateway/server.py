@@ -79,6 +79,10 @@ class Gateway:
         """The queue as it is now."""
         return self._desk.snapshot()
 
+    def waiting(self) -> Mapping[tuple[str, str, str], int]:
+        """How many wait, by model, band and tenant."""
+        return self._desk.waiting()
+
     @property
     def ejected(self) -> Mapping[str, int]:
         """How often each shard was taken out, by its name."""

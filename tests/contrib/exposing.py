@@ -65,6 +65,9 @@ class Serving:
 
     ejected: Mapping[str, int] = {"a": 1}
 
+    def waiting(self) -> Mapping[tuple[str, str, str], int]:
+        return {("m", "normal", "search"): 2}
+
     def admission(self) -> AdmissionSnapshot:
         return AdmissionSnapshot(
             queues=(Queued("m", "normal", 2, 1.5, 3),),

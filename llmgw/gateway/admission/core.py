@@ -255,6 +255,14 @@ class Admission:
             limit=self._config.max_inflight,
         )
 
+    def waiting(self) -> dict[tuple[str, str, str], int]:
+        """How many wait, by model, own band and tenant. It counts them one by one: for pages of metrics."""
+        found: dict[tuple[str, str, str], int] = {}
+        for waiter in self._waiters.values():
+            key = (waiter.offer.model, self._bands.rows[waiter.home].name, waiter.tenant.name)
+            found[key] = found.get(key, 0) + 1
+        return found
+
     # -- inside: in and out ------------------------------------------------------------------------------
 
     def _line_up(self, model: Model, waiter: Waiter, now: float) -> None:

@@ -109,6 +109,10 @@ class Desk:
         self._tell(self._core.adopt(config, self._now()))
         self._news.set()
 
+    def waiting(self) -> Mapping[tuple[str, str, str], int]:
+        """How many wait, by model, band and tenant."""
+        return self._core.waiting()
+
     async def run(self) -> None:
         """Tell those whose time is over, until cancelled. Sleeps while nobody can be due."""
         while True:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
-from llmgw.gateway.admission.snapshot import AdmissionSnapshot
 from llmgw.gateway.metrics.access_log import AccessLog
 from llmgw.gateway.metrics.counting import Counters, ModelSeries
 from llmgw.gateway.metrics.engines import EngineSeries
-from llmgw.gateway.metrics.series import GatewaySeries
+from llmgw.gateway.metrics.series import GatewaySeries, Running
 from llmgw.gateway.record import RequestRecord
 from llmgw.metrics.exposition import Exposition
 from llmgw.metrics.node import Node, NodeSeries
-
-
-class Running(Protocol):
-    """What a gateway that serves tells about itself."""
-
-    def admission(self) -> AdmissionSnapshot: ...
-    @property
-    def ejected(self) -> Mapping[str, int]:
-        """How often each shard was taken out, by its name."""
 
 
 class Observation:
@@ -47,7 +37,7 @@ class Observation:
         self._counters = Counters()
         self._access_log = AccessLog(self._mode, clock=time.time, now=now)
         self._node_series = NodeSeries(board, node)
-        gateway_series = GatewaySeries(self._counters, board, config, admission=self._admission, ejected=self._ejected)
+        gateway_series = GatewaySeries(self._counters, board, config, gateway)
         engine_series = EngineSeries(board, config)
         sources = (self._node_series.parts, gateway_series.parts, engine_series.parts)
         self._exposition = Exposition(lambda: sources)
@@ -73,18 +63,14 @@ class Observation:
 
     def as_json(self) -> dict[str, Any] | None:
         """`gateway` of the status; None without a gateway."""
-        admission = self._admission()
-        if admission is None:
+        gateway = self._gateway()
+        if gateway is None:
             return None
-        return {**admission.as_json(), "ejections": dict(self._ejected()), "counted": self._counters.as_json()}
-
-    def _admission(self) -> AdmissionSnapshot | None:
-        gateway = self._gateway()
-        return gateway.admission() if gateway is not None else None
-
-    def _ejected(self) -> Mapping[str, int]:
-        gateway = self._gateway()
-        return gateway.ejected if gateway is not None else {}
+        return {
+            **gateway.admission().as_json(),
+            "ejections": dict(gateway.ejected),
+            "counted": self._counters.as_json(),
+        }
 
     def _mode(self) -> str:
         gateway = self._config.value.gateway

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
+from llmgw.domain.shard import ShardId
 from llmgw.gateway.admission.snapshot import AdmissionSnapshot, Queued
 from llmgw.gateway.metrics.counting import LET_IN_LATER, Counters
 from llmgw.gateway.reading.identity import ANONYMOUS
@@ -15,26 +16,34 @@ from llmgw.metrics.exposition import Group, Labels, Part
 
 _Labels = TypeVar("_Labels", bound=Labels)
 
+Lane = tuple[str, str, str]
+"""Model, band and tenant."""
+
+
+class Running(Protocol):
+    """What a gateway that serves tells about itself."""
+
+    def admission(self) -> AdmissionSnapshot: ...
+    def waiting(self) -> Mapping[Lane, int]:
+        """How many wait, by model, band and tenant; without those of whom none waits."""
+
+    @property
+    def ejected(self) -> Mapping[str, int]:
+        """How often each shard was taken out, by its name."""
+
 
 class GatewaySeries:
-    """A source of `exposition.Exposition`. `admission` is the queue as it is now, None while there is no gateway;
-    `ejected` how often each shard was taken out, by name.
-    """
+    """A source of `exposition.Exposition`. `gateway` gives the one that serves, None while there is none."""
 
     def __init__(
-        self,
-        counters: Counters,
-        board: Board,
-        config: Cell[Config],
-        *,
-        admission: Callable[[], AdmissionSnapshot | None],
-        ejected: Callable[[], Mapping[str, int]],
+        self, counters: Counters, board: Board, config: Cell[Config], gateway: Callable[[], Running | None]
     ) -> None:
         self._counters = counters
         self._board = board
         self._config = config
-        self._admission = admission
-        self._ejected = ejected
+        self._gateway = gateway
+        self._have_waited: dict[Lane, None] = {}
+        """Of these an empty queue is shown too: a gauge that vanishes keeps its last value in a graph for minutes."""
         self._kept: Config | None = None
         self._size = 0
         """Configuration and number of series when what the file has not was last forgotten."""
@@ -50,18 +59,24 @@ class GatewaySeries:
             # Requests that a reload met under way may end under names that are gone.
             self._counters.keep(models, tenants, bands)
             self._kept, self._size = config, self._counters.size
-        admission = self._admission()
+            self._have_waited = {
+                lane: None
+                for lane in self._have_waited
+                if lane[0] in models and lane[1] in bands and lane[2] in tenants
+            }
+        gateway = self._gateway()
+        if gateway is None:
+            return _counted(self._counters)
         queues = [(model, band) for model in models for band in bands]
-        names, ejected = self._names(), self._ejected()
+        names = {id_: instance.status.name for id_, instance in self._board.snapshot.shards.items()}
+        waiting, ejected = gateway.waiting(), gateway.ejected
+        self._have_waited.update(dict.fromkeys(waiting))
         return (
             *_counted(self._counters),
             Group(f.EJECTIONS, [((shard,), ejected.get(shard, 0)) for shard in names.values()]),
-            *(_queued(admission, queues, names) if admission is not None else ()),
+            Group(f.QUEUE_DEPTH, [(lane, waiting.get(lane, 0)) for lane in self._have_waited]),
+            *_queued(gateway.admission(), queues, names),
         )
-
-    def _names(self) -> Mapping[object, str]:
-        """What each instance is called where people see it."""
-        return {id_: instance.status.name for id_, instance in self._board.snapshot.shards.items()}
 
 
 def _counted(counters: Counters) -> Iterator[Part]:
@@ -89,16 +104,14 @@ def _rows(counts: Mapping[_Labels, int]) -> Iterator[tuple[_Labels, int]]:
 
 
 def _queued(
-    admission: AdmissionSnapshot, queues: Iterable[tuple[str, str]], names: Mapping[object, str]
+    admission: AdmissionSnapshot, queues: Iterable[tuple[str, str]], names: Mapping[ShardId, str]
 ) -> Iterator[Part]:
     """`queues` are all that there can be: an empty one is 0 and does not vanish."""
     tenants, endpoints = admission.tenants, admission.endpoints
     empty = {(model, band): Queued(model, band, 0, 0.0, 0) for model, band in queues}
     rows = {**empty, **{(row.model, row.band): row for row in admission.queues}}.items()
-    yield Group(f.QUEUE_DEPTH, [(key, row.waiting) for key, row in rows])
     yield Group(f.QUEUE_OLDEST, [(key, row.oldest) for key, row in rows])
     yield Group(f.INFLIGHT, [(key, row.running) for key, row in rows])
-    yield Group(f.TENANT_QUEUE_DEPTH, [((row.name,), row.waiting) for row in tenants])
     yield Group(f.TENANT_INFLIGHT, [((row.name,), row.running) for row in tenants])
     # An engine that drains while its successor is ready has the same name.
     running: dict[Labels, float] = {}

@@ -298,4 +298,5 @@ async def test_a_snapshot_tells_who_waits_for_how_long_and_what_runs_where(
         ],
         "endpoints": [{"model": "qwen", "shard": "qwen/0", "running": 1, "slots": 1}],
     }
+    assert hall.desk.waiting() == {("qwen", "normal", "b"): 2}
     nursery.cancel_scope.cancel()

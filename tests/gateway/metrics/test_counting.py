@@ -40,6 +40,21 @@ def forwarded(**fields: object) -> RequestRecord:
     return record(**{"granted": 100.5, "first_byte": 101.0, "shard": "a", **fields})
 
 
+class Gateway:
+    """One that serves, with what a test says waits and runs in it."""
+
+    def __init__(self) -> None:
+        self.snapshot = AdmissionSnapshot((), (), (), 0, None)
+        self.queue: dict[tuple[str, str, str], int] = {}
+        self.ejected: dict[str, int] = {}
+
+    def admission(self) -> AdmissionSnapshot:
+        return self.snapshot
+
+    def waiting(self) -> dict[tuple[str, str, str], int]:
+        return self.queue
+
+
 class Page:
     """What the gateway exposes after these records."""
 
@@ -49,11 +64,8 @@ class Page:
             self.counters.ended(each)
         self.config = Cell(configuration(text))
         self.board = Board(strict=True)
-        self.admission: AdmissionSnapshot | None = None
-        self.ejected: dict[str, int] = {}
-        self.series = GatewaySeries(
-            self.counters, self.board, self.config, admission=lambda: self.admission, ejected=lambda: self.ejected
-        )
+        self.gateway = Gateway()
+        self.series = GatewaySeries(self.counters, self.board, self.config, lambda: self.gateway)
 
     async def samples(self) -> dict[str, float]:
         text = (await Exposition(lambda: [self.series.parts]).render()).decode()
@@ -135,14 +147,15 @@ async def test_what_a_reload_took_out_of_the_file_is_forgotten() -> None:
     page = Page(forwarded(prompt_tokens=3), forwarded(model="old", retried=True), forwarded(tenant="gone"))
     page.counters.series("m", "old band").chunk(1.0)
     found = await page.samples()
-    assert not [name for name in found if "old" in name or "gone" in name]
+    assert not [name for name in found if "=old" in name or "=gone" in name]
     assert found["llmgw_requests_total{band=normal,code=200,model=m,tenant=search}"] == 1
 
 
-async def test_the_queue_is_shown_per_model_and_band_and_per_tenant() -> None:
+async def test_the_queue_is_shown_by_model_band_and_tenant() -> None:
     page = Page()
+    page.gateway.queue = {("m", "normal", "search"): 4}
     key = (ShardId("a"), 1)
-    page.admission = AdmissionSnapshot(
+    page.gateway.snapshot = AdmissionSnapshot(
         queues=(Queued("m", "normal", 4, 2.5, 3),),
         tenants=(TenantUse("search", 4, 3, 10, 1),),
         endpoints=(EndpointLoad("m", key, 2, 8), EndpointLoad("m", (ShardId("a"), 2), 1, 8)),
@@ -150,11 +163,10 @@ async def test_the_queue_is_shown_per_model_and_band_and_per_tenant() -> None:
         limit=None,
     )
     found = await page.samples()
-    assert found["llmgw_queue_depth{band=normal,model=m}"] == 4
+    assert found["llmgw_queue_depth{band=normal,model=m,tenant=search}"] == 4
     assert found["llmgw_queue_oldest_seconds{band=normal,model=m}"] == 2.5
-    assert found["llmgw_queue_depth{band=batch,model=m}"] == 0
+    assert found["llmgw_queue_oldest_seconds{band=batch,model=m}"] == 0
     assert found["llmgw_inflight_requests{band=normal,model=m}"] == 3
-    assert found["llmgw_tenant_queue_depth{tenant=search}"] == 4
     assert found["llmgw_tenant_inflight_requests{tenant=search}"] == 3
     # Two lives of one shard, the old one draining, are one series.
     shard = str(ShardId("a"))
@@ -162,11 +174,23 @@ async def test_the_queue_is_shown_per_model_and_band_and_per_tenant() -> None:
     assert found[f"llmgw_endpoint_slots{{model=m,shard={shard}}}"] == 16
 
 
+async def test_a_queue_that_has_run_dry_is_0_and_one_that_the_file_has_no_more_is_gone() -> None:
+    page = Page()
+    page.gateway.queue = {("m", "normal", "search"): 4, ("m", "batch", "left"): 1}
+    await page.samples()
+    page.gateway.queue = {}
+    page.config.set(configuration(TEXT + "# read anew"))
+    found = await page.samples()
+    assert [(name, value) for name, value in found.items() if name.startswith("llmgw_queue_depth")] == [
+        ("llmgw_queue_depth{band=normal,model=m,tenant=search}", 0.0)
+    ]
+
+
 async def test_a_shard_that_was_never_taken_out_has_a_zero_and_one_that_is_gone_has_none() -> None:
     page = Page()
     for name in ("a", "b"):
         page.board.add(ShardStatus(ShardId(name), name, "m", "vllm"), Intent(Wish.START))
-    page.ejected = {"a": 2, "gone": 5}
+    page.gateway.ejected = {"a": 2, "gone": 5}
     found = await page.samples()
     shown = {name: value for name, value in found.items() if name.startswith("llmgw_endpoint_ejections_total")}
     assert shown == {

@@ -44,6 +44,8 @@ class SleepMode:
     wake: Callable[[int], tuple[Call, ...]]
     is_sleeping_path: str
     """Answers `{"is_sleeping": true}`."""
+    deepest: int
+    """The level whose wake is right after every sleep."""
 
 
 @frozen

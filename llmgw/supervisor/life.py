@@ -232,7 +232,6 @@ class Life:
         return Sleeping(
             self._shard,
             mode,
-            self._spec.sleep_level,
             self._intent,
             wait_idle=self._wait_idle,
             is_ready=is_ready,

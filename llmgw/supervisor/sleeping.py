@@ -43,7 +43,6 @@ class Sleeping:
         self,
         shard: Sleeper,
         mode: SleepMode,
-        level: int,
         intent: Cell[Intent],
         *,
         wait_idle: Callable[[Callable[[int], None]], Awaitable[None]],
@@ -52,7 +51,8 @@ class Sleeping:
     ) -> None:
         self._shard = shard
         self._mode = mode
-        self._level = level
+        self._level = mode.deepest
+        """Of its sleep. That of one which slept before this life is not known: then what may be lost is read again."""
         self._intent = intent
         self._wait_idle = wait_idle
         self._is_ready = is_ready
@@ -92,6 +92,7 @@ class Sleeping:
             nursery.cancel_scope.cancel(reason="nothing runs")
         if self._intent.value != intent:
             return
+        self._level = self._shard.spec.sleep_level
         why = await self._call(probes, self._mode.fall_asleep(self._level))
         if why and not await self._is_asleep(probes):
             remedy = 'look at its log; idle_action = "stop" unloads it instead'

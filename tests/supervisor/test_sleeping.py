@@ -90,6 +90,32 @@ def test_a_sleeping_engine_that_is_taken_over_sleeps_on_until_it_is_woken(node: 
     assert complete(node, "a") == 200
 
 
+def test_an_engine_wakes_from_the_sleep_it_was_put_to_whatever_the_file_says_by_now(node: Node) -> None:
+    node.write(sleeper("a", level=2))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("sleep", "a", "--wait").returncode == 0
+    node.write(sleeper("a", level=1))
+    assert node.cli("reload").returncode == 0
+    assert node.cli("wake", "a", "--wait").returncode == 0
+    assert complete(node, "a") == 200
+    assert node.shard("a")["generation"] == 1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_one_that_was_taken_over_asleep_has_its_weights_when_it_is_woken(node: Node, level: int) -> None:
+    node.write(sleeper("a", level=level))
+    node.start()
+    node.wait_state("a", "ready")
+    assert node.cli("sleep", "a", "--wait").returncode == 0
+    node.kill()
+    node.write(sleeper("a", level=1))
+    node.start()
+    node.until(lambda: "sleeping" in node.conditions("a"), "it is taken over asleep")
+    assert node.cli("wake", "a", "--wait").returncode == 0
+    assert complete(node, "a") == 200
+
+
 def test_an_engine_that_dies_in_its_sleep_is_not_loaded_again_for_nobody(node: Node) -> None:
     node.write('[defaults]\nrestart_delay = "100ms"\n' + sleeper("a"))
     node.start()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def drawn(history: view.History, screen: Screen, *, lost: str | None = None) -> Group:
-    """Every line fits the width: what a narrow terminal has no room for is left out or cut."""
+    """Every line fits the width: what a narrow terminal has no room for is left out, cut, or (the head) wrapped."""
     from rich.console import Group
     from rich.text import Text
 
@@ -25,10 +25,13 @@ def drawn(history: view.History, screen: Screen, *, lost: str | None = None) -> 
         cut = shortened(line, screen.width, unicode=screen.unicode)
         return Text(cut, style=style if screen.colour else "", no_wrap=True, overflow="ignore")
 
-    parts: list[Any] = [text(lost, "red")] if lost is not None else []
+    def wrapped(line: str, style: str = "") -> Text:
+        return Text(line, style=style if screen.colour else "", no_wrap=False, overflow="fold")
+
+    parts: list[Any] = [wrapped(lost, "red")] if lost is not None else []
     head, *rest = view.head_lines(history)
-    parts.append(text(head))
-    parts += [text(line, "" if line.startswith("gateway ") else "yellow") for line in rest]
+    parts.append(wrapped(head))
+    parts += [wrapped(line, "" if line.startswith("gateway ") else "yellow") for line in rest]
     for table in view.tables(history, unicode=screen.unicode):
         parts += [Text(), _fitted(table, screen), *map(text, left_out(table))]
     failures = view.failure_lines(history)

@@ -150,8 +150,14 @@ def _explained(text: str, positions: Positions, told: str, offset: int) -> tuple
         return f"{word} is not a TOML number", hint, begin
     if re.fullmatch(r"[~/.A-Za-z0-9_$][^\"'\[\]{}=]*", word):
         rest = line[assigned.end() :].split("#")[0].strip()
+        if _LIKE_A_KEY.search(rest):
+            return "this is not a TOML value", "strings need quotes", begin
         return f"{_cut(rest)} is not a TOML value", f'strings need quotes: "{_cut(rest)}"', begin
     return told, None, offset
+
+
+_LIKE_A_KEY = re.compile(r"[A-Za-z0-9_+=-]{16,}")
+"""What may be a secret under a name that does not sound like one: not repeated in a message."""
 
 
 def _cut(text: str) -> str:

@@ -44,9 +44,11 @@ def _masked_line(line: str) -> str:
     if line_sounds_secret(line):
         key, equals, rest = line.partition("=")
         line = key + equals + re.sub(r"\S", "*", rest)
-    if not any(quote in line for quote in "\"'"):
+    has_quotes = any(quote in line for quote in "\"'")
+    if not has_quotes and "=" not in line and line.lstrip().startswith("["):
+        # The head of a table. Every other line may be the value of a key on an earlier one.
         return line
-    # A slip shifts which quotes belong together, so every longer word of such a line counts as inside.
+    # A slip shifts which quotes belong together, or loses them, so every longer word of a value counts as inside.
     key, equals, rest = line.partition("=")
     if not equals or any(quote in key for quote in "\"'"):
         key, equals, rest = "", "", line

@@ -223,6 +223,19 @@ def test_no_slip_of_the_hand_makes_a_message_show_a_secret(data):
     assert KEY not in rendered(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[shard.env]\nOTHER = {{\nvalue = a{KEY} }}\n",
+        f"[[gateway.tenant]]\nkeys = [\n  {KEY},\n]\nx =\n",
+        f"[shard]\nOTHER = {KEY}\n",
+    ],
+)
+def test_a_secret_that_has_lost_its_quotes_is_not_shown_either(text):
+    shown = rendered(text)
+    assert KEY not in shown and shown
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_no_value_under_any_key_makes_the_reader_raise(data):

@@ -18,7 +18,10 @@ from llmgw.metrics.exposition import Group, Part, Text
 from llmgw.metrics.families import ENGINE_METRICS_UP
 
 TIMEOUT = 2.0
-"""Seconds in which an engine has to answer: Prometheus itself gives a page 10."""
+"""Seconds in which an engine has to answer."""
+
+PATIENCE = 4.0
+"""Seconds for all of them, however many hang: Prometheus gives the page 10, and another one may be under way."""
 
 AT_ONCE = 16
 """Engines asked at a time."""
@@ -65,9 +68,10 @@ class EngineSeries:
                 size += len(text)
                 found[status.name] = _Page(status.name, status.model, text)
 
-        async with trio.open_nursery() as nursery:
-            for status in statuses:
-                nursery.start_soon(ask, status)
+        with trio.move_on_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                for status in statuses:
+                    nursery.start_soon(ask, status)
         pages = [(page.shard, page.model, page.text) for page in found.values() if page is not None]
         return (
             Group(ENGINE_METRICS_UP, [((name,), int(page is not None)) for name, page in found.items()]),

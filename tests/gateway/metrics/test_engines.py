@@ -117,6 +117,19 @@ async def test_an_engine_that_does_not_answer_well_leaves_the_others_alone(
         assert 'vllm:x{shard="b",model="m"} 1\n' in page
 
 
+async def test_a_page_is_not_late_however_many_engines_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "TIMEOUT", 60.0)
+    monkeypatch.setattr(engines, "PATIENCE", 0.5)
+    async with node() as it:
+        await it.engine("a", hangs)
+        engine = await it.engine("b", metrics)
+        it.ready("b0", f"127.0.0.1:{engine.port}")
+        page = await it.page()
+        assert 'llmgw_engine_metrics_up{shard="a"} 0\n' in page
+        assert 'llmgw_engine_metrics_up{shard="b"} 1\n' in page
+        assert 'vllm:x{shard="b0",model="m"} 1\n' in page
+
+
 async def test_all_pages_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "PAGES_MAX", 40)
     async with node() as it:

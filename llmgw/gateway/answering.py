@@ -308,7 +308,11 @@ class Answering:
                 try:
                     upstream = await pool.connect(in_force.gateway.connect_timeout)
                 except OSError as error:
-                    log.warning("cannot connect to %s at %s: %s", endpoint.name, endpoint.address, error)
+                    in_force.tell_unreachable(endpoint, error)
+                    return result, False
+                if pool.is_closed:
+                    # It left while the connection was made.
+                    result = ENDPOINT_GONE
                     return result, False
             exchange = Exchange(
                 client,

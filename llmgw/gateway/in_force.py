@@ -29,6 +29,9 @@ from llmgw.gateway.upstream import Pool
 
 log = logging.getLogger(__name__)
 
+TELL_PAUSE = 10.0
+"""Seconds between two lines in the log about the same unreachable engine."""
+
 
 class InForce:
     """`now` is a monotonic clock in seconds."""
@@ -54,6 +57,8 @@ class InForce:
         """Slots by endpoint of each model, as the desk knows them."""
         self._pools: dict[Key, Pool] = {}
         self._running: dict[Key, int] = {}
+        self._told: dict[Key, float] = {}
+        """When it was last said that an endpoint cannot be reached."""
         self._used: set[ShardId] = set()
         """Shards that had a request since the board was told last."""
         self._without_endpoint: frozenset[str] = frozenset()
@@ -104,6 +109,7 @@ class InForce:
             self._desk.refuse_model(name, Refused("load-failed", refusal.retry_after, refusal.message))
         for key in [key for key in self._pools if key not in table.endpoints and key not in table.draining]:
             self._pools.pop(key).close("endpoint-gone")
+            self._told.pop(key, None)
         self.publish_load()
 
     def _set_places(self, name: str) -> None:
@@ -155,6 +161,13 @@ class InForce:
         if pool is None:
             pool = self._pools[endpoint.key] = Pool(endpoint.address, self._plane, self._now)
         return pool
+
+    def tell_unreachable(self, endpoint: Endpoint, error: OSError) -> None:
+        """In the log, once in a while: hundreds of requests may meet the same closed door."""
+        now = self._now()
+        if now - self._told.get(endpoint.key, -TELL_PAUSE) >= TELL_PAUSE:
+            self._told[endpoint.key] = now
+            log.warning("cannot connect to %s at %s: %s", endpoint.name, endpoint.address, error)
 
     def began(self, key: Key) -> None:
         self._running[key] = self._running.get(key, 0) + 1

@@ -73,6 +73,8 @@ class Pool:
         self._now = now
         self._idle: deque[Upstream] = deque()
         self.exchanges: set[Exchange] = set()
+        self.is_closed = False
+        """Its endpoint is no more: nothing is to be begun here."""
         self.opened = 0
         """Connections opened so far: with reuse it stays near the number that run at once."""
 
@@ -85,7 +87,11 @@ class Pool:
         return upstream
 
     def put(self, upstream: Upstream) -> None:
+        """Keep it for the next request."""
         upstream.exchange = None
+        if self.is_closed:
+            upstream.close()
+            return
         upstream.idle_since = self._now()
         self._idle.append(upstream)
 
@@ -117,6 +123,7 @@ class Pool:
 
     def close(self, reason: str) -> None:
         """The endpoint is no more: drop what is idle, end what runs."""
+        self.is_closed = True
         while self._idle:
             self._idle.popleft().close()
         for exchange in tuple(self.exchanges):

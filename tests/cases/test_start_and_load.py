@@ -152,8 +152,12 @@ def test_a_load_that_says_nothing_ends_at_its_limit_and_can_be_started_again(nod
     node.start()
     loading = node.wait_state("a", "loading")
     node.until(lambda: node.shard("a")["detail"] == "not listening yet", "status says what is waited for")
-    last = node.shard("a")["log"]["last"]
-    assert last and last in node.cli("status").stdout
+
+    def shows_what_the_engine_said_last() -> bool:
+        last = node.shard("a")["log"]["last"]
+        return bool(last) and last in node.cli("status").stdout
+
+    node.until(shows_what_the_engine_said_last, "status shows the last line")
     failed = node.wait_state("a", "failed")
     assert failed["reason"]["code"] == "load-timeout"
     assert "no progress of the load in 2 s" in failed["reason"]["cause"]

@@ -56,7 +56,7 @@ def test_a_drawn_status_keeps_every_column_and_one_line_per_shard(capsys: pytest
 
     text = "a very long text that cannot fit into the line of a terminal, [gpu:0] :smile: and goes on and on"
     shards = [a_shard(conditions=[{"kind": "unhealthy", "text": text, "since": 0}]), a_shard("qwen")]
-    print_drawn(a_status(*shards), shards, a_screen(100))
+    print_drawn(a_status(*shards), shards, a_screen(100), named=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["SHARD", "MODEL", "ENGINE", "GPUS", "STATE", "FOR", "REQ", "DETAIL"]
     assert lines[3].endswith("…")
@@ -72,7 +72,7 @@ def test_a_terminal_that_is_too_narrow_loses_no_column(capsys: pytest.CaptureFix
     from llmgw.cli.status_picture import print_drawn
 
     shards = [a_shard("a-rather-long-name-of-a-shard")]
-    print_drawn(a_status(*shards), shards, a_screen(40))
+    print_drawn(a_status(*shards), shards, a_screen(40), named=False)
     out = capsys.readouterr().out
     for word in ("a-rather-long-name-of-a-shard", "STATE", "ready", "DETAIL", ":8104"):
         assert word in out
@@ -86,7 +86,7 @@ def test_a_narrow_terminal_leaves_out_what_is_least_asked_for(capsys: pytest.Cap
     shards = [a_shard(), a_shard("qwen", state="failed")]
     heads = []
     for width in (80, 50, 40):
-        print_drawn(a_status(*shards), shards, a_screen(width))
+        print_drawn(a_status(*shards), shards, a_screen(width), named=False)
         lines = capsys.readouterr().out.splitlines()[2:5]
         assert all(len(line) <= width for line in lines)
         assert "failed" in lines[2]
@@ -125,8 +125,8 @@ def test_states_have_colours_and_nothing_else_has_escape_codes(capsys: pytest.Ca
     from llmgw.cli.status_picture import print_drawn
 
     shards = [a_shard()]
-    print_drawn(a_status(*shards), shards, a_screen(120, colour=True))
+    print_drawn(a_status(*shards), shards, a_screen(120, colour=True), named=False)
     coloured = capsys.readouterr().out
-    print_drawn(a_status(*shards), shards, a_screen(120))
+    print_drawn(a_status(*shards), shards, a_screen(120), named=False)
     assert "\x1b[32mready" in coloured
     assert "\x1b" not in capsys.readouterr().out

@@ -469,6 +469,8 @@ class ShardStatus:
     adopted: bool = False
     generation: int = 0
     launched_at: float | None = None
+    was_ready: bool = False
+    """Its last life came as far as Ready: what ended it then was no failed load."""
     restarts: int = 0
     """Attempts after a failure since the shard was last wanted anew."""
     failures: int = 0
@@ -561,6 +563,7 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
                 slots=None,
                 slots_from="",
                 adopted=adopted,
+                was_ready=False,
                 launched_at=event.launched_at if isinstance(event, Adopted) else now,
                 conditions=kept,
                 progress=None,
@@ -584,6 +587,7 @@ def _apply(status: ShardStatus, event: Event, now: float, *, was: ShardState) ->
                 progress=None,
                 detail="",
                 reason=None,
+                was_ready=True,
                 load_seconds=load,
                 conditions=without_condition(conditions, *gone),
             )
@@ -786,7 +790,8 @@ def is_coming(instance: Instance) -> bool:
     if instance.intent.wish is not Wish.START or status.condition(ConditionKind.SLEEPING) is not None:
         return False
     if status.state is ShardState.FAILED:
-        return status.next_attempt is not None
+        # Until it is decided what follows there is hope.
+        return not has_given_up(status)
     # Stopped although it is wanted: it ended by itself and stays down. A restart passes through in no time.
     return status.state is not ShardState.STOPPED
 

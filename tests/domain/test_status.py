@@ -252,6 +252,13 @@ def test_a_request_loads_what_has_an_idle_timeout_unless_an_operator_or_too_many
     assert not is_loadable(instance(walk(Failed(REASON), GaveUp("will not restart"))), on_demand=True)
 
 
+def test_what_failed_is_coming_until_it_was_decided_that_it_is_not() -> None:
+    undecided = walk(Launched(1, 1, 1, "127.0.0.1:1", "h"), Failed(REASON))
+    assert is_coming(instance(undecided, Wish.START))
+    assert is_coming(instance(walk(RetryScheduled(60.0, 1, 5), start=undecided), Wish.START))
+    assert not is_coming(instance(walk(GaveUp("will not restart"), start=undecided), Wish.START))
+
+
 def test_what_sleeps_can_be_woken_without_an_idle_timeout_too() -> None:
     ready = advance(fresh(ShardState.LOADING), ReadyConfirmed(), 1.0)
     assert not is_loadable(instance(ready, Wish.START), on_demand=False)

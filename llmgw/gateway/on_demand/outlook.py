@@ -58,11 +58,19 @@ def _failure(before: Model | None, model: Model) -> str | None:
 
 
 def _has_failed_since(before: Standing | None, now: Standing) -> bool:
-    """An attempt has failed and it was decided what follows, or the next is under way already: observers skip."""
+    """A load has failed and it was decided what follows, or the next is under way already: observers skip.
+
+    Who waits for an engine that died while it served waits on: it is started again.
+    """
     if before is None:
         return False
     if now.state is ShardState.FAILED:
-        return _decided(now) is not None and _decided(now) != _decided(before)
+        if _decided(now) is None or _decided(now) == _decided(before):
+            return False
+        # One attempt after another that came to nothing before anything was launched.
+        return _decided(before) is not None or not now.status.was_ready
+    if before.status.was_ready:
+        return False
     if before.state is ShardState.FAILED:
         return _decided(before) is None and now.state.is_live
     return now.status.failures > before.status.failures

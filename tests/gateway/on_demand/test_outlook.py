@@ -141,6 +141,21 @@ def test_a_ready_copy_keeps_a_failure_of_another_from_anybody() -> None:
     assert failed_loads(before, table(world)) == {}
 
 
+def test_who_waits_for_an_engine_that_died_while_it_served_waits_for_its_restart() -> None:
+    world = World((spec("a", 0),))
+    launch(world)
+    world.engines[ShardId("a")].cell.report(ReadyConfirmed())
+    ready = table(world)
+    fail(world)
+    crashed = table(world)
+    assert failed_loads(ready, crashed) == {}
+    launch(world)
+    loading = table(world)
+    assert failed_loads(crashed, loading) == {} and failed_loads(ready, loading) == {}
+    fail(world)
+    assert list(failed_loads(loading, table(world))) == ["a"]
+
+
 def test_what_was_stopped_and_wanted_again_is_no_failure() -> None:
     world = World((spec("a", 0),))
     launch(world)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -46,6 +48,12 @@ class Gateway:
             connection.request("POST", "/v1/completions", json.dumps(body), head)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read()), {key.lower(): value for key, value in answer.getheaders()}
+
+    def touch(self, path: str) -> int:
+        """The status of an empty POST."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=20.0)) as connection:
+            connection.request("POST", path, b"{}")
+            return connection.getresponse().status
 
 
 class Asking(threading.Thread):
@@ -205,6 +213,18 @@ def test_a_load_that_fails_answers_those_who_wait_with_its_cause(node: Node) -> 
     assert "\n" not in answer["error"]["message"]
 
 
+def test_who_comes_while_an_engine_is_started_again_after_a_crash_waits_for_it(node: Node) -> None:
+    FakeGpus(node, gpus=1)
+    gateway = Gateway(node)
+    gateway.write(shard("a", more='restart_delay = "2s"\nrestart_delay_max = "2s"'))
+    node.start()
+    assert gateway.ask("a")[0] == 200
+    os.kill(node.shard("a")["pid"], signal.SIGKILL)
+    node.wait_state("a", "failed")
+    assert gateway.ask("a")[0] == 200
+    assert node.shard("a")["generation"] == 2
+
+
 def test_models_that_are_asked_for_at_once_are_all_answered_one_after_another(node: Node) -> None:
     gpus = FakeGpus(node, gpus=2)
     gateway = Gateway(node)
@@ -241,6 +261,8 @@ def test_an_idle_vllm_sleeps_and_a_request_wakes_it(node: Node) -> None:
     assert gateway.ask("a")[0] == 200
     pid = node.shard("a")["pid"]
     node.until(lambda: "sleeping" in node.conditions("a"), "it sleeps")
+    for path in ("/sleep?level=1", "/wake_up", "/is_sleeping", "/collective_rpc", "/upstream/a/sleep", "/v1/../sleep"):
+        assert gateway.touch(path) in (400, 404, 405), path
     assert gateway.ask("a")[0] == 200
     shard_a = node.shard("a")
     assert (shard_a["pid"], shard_a["generation"]) == (pid, 1)

@@ -15,7 +15,7 @@ DETAILS = """\
 Exit code: 0 all are there, 1 one has failed and is not tried again, 4 no such shard, 5 no llmgw, 6 time is up.
 
 examples:
-  llmgw wait --all --timeout 10m && run-the-tests
+  llmgw wait --all --timeout 10m && run-the-tests    (without those that only requests load)
   llmgw wait embed --for stopped
 """
 
@@ -37,9 +37,17 @@ def run(args: argparse.Namespace) -> int:
 
     def ask_status() -> dict[str, Any]:
         answer = ask.status()
-        return as_operation(args.goal, view.chosen(answer, names)[0], answer["now"])
+        shards = view.chosen(answer, names)[0]
+        if args.all and args.goal == "ready":
+            # What waits for its first request is as ready as it will be.
+            shards = [shard for shard in shards if not loads_on_request(shard)]
+        return as_operation(args.goal, shards, answer["now"])
 
     return wishes.follow([ask_status], args.timeout, Follower(look(args.color), quiet=args.quiet))
+
+
+def loads_on_request(shard: Any) -> bool:
+    return bool(shard.get("loadable")) and shard["intent"]["wish"] != "start"
 
 
 def as_operation(goal: str, shards: list[Any], now: float) -> dict[str, Any]:

@@ -211,3 +211,14 @@ def test_a_sleep_and_a_wake_are_told_by_the_condition_and_the_time_it_took() -> 
         "stopped (SIGTERM, 1.0 s); GPU 7 free"
     )
     assert outcome("load", a_shard(since=NOW + 17, launched_at=NOW + 1), NOW) == "ready after 16s"
+
+
+def test_wait_for_all_leaves_out_what_only_a_request_loads_and_a_sleeper_is_not_ready(tmp_path: Path) -> None:
+    intent = {"wish": "stop", "by": "file", "at": NOW, "operator": False}
+    resting = a_shard("rests", state="pending", intent=intent, loadable=True)
+    with ControlServer(tmp_path / "s", lambda *_: (200, a_status(a_shard(), resting))) as server:
+        assert llmgw("-s", server.path, "wait", "--all", "--timeout", "5s").returncode == 0
+        assert llmgw("-s", server.path, "wait", "rests", "--timeout", "1s").returncode == 6
+    asleep = a_shard(conditions=[{"kind": "sleeping", "text": "", "since": NOW}])
+    with ControlServer(tmp_path / "t", lambda *_: (200, a_status(asleep))) as server:
+        assert llmgw("-s", server.path, "wait", "embed", "--timeout", "1s").returncode == 6

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ NAME = re.compile(r"\b(?:llmgw|process)_[a-z0-9_]+")
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="needs promtool (Debian package prometheus)"
 )
+
+
+def real_prometheus(test: Callable[..., None]) -> Callable[..., None]:
+    """One for all of them: in one worker."""
+    return pytest.mark.slow(pytest.mark.xdist_group("prometheus")(test))
 
 
 def promtool(*arguments: str, text: str = "") -> str:
@@ -122,7 +127,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         yield it
 
 
-@pytest.mark.slow
+@real_prometheus
 def test_a_real_prometheus_scrapes_the_page(scraped: Prometheus) -> None:
     (target,) = scraped.get("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
@@ -132,13 +137,13 @@ def test_a_real_prometheus_scrapes_the_page(scraped: Prometheus) -> None:
             assert known[family.name][0] == {"type": family.kind.value, "help": family.help, "unit": ""}
 
 
-@pytest.mark.slow
+@real_prometheus
 @pytest.mark.parametrize("what", expressions())
 def test_every_panel_of_the_dashboard_has_something_to_show(scraped: Prometheus, what: str) -> None:
     assert scraped.query(expressions()[what]) or what.startswith("Conditions"), expressions()[what]
 
 
-@pytest.mark.slow
+@real_prometheus
 @pytest.mark.parametrize("name", rules())
 def test_every_alert_can_be_evaluated(scraped: Prometheus, name: str) -> None:
     scraped.query(rules()[name])

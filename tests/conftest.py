@@ -27,9 +27,6 @@ for number, handler in (
 
 TESTS = Path(__file__).parent
 
-WHOLE_MACHINE = ("system/", "test_systemd.py")
-"""Tests that need the machine for themselves: they look at all of it, or measure."""
-
 ONE_AT_A_TIME = ("fake/",)
 """Tests that look at a part of the machine (/dev/shm) that others of the same folder change."""
 
@@ -38,9 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests may run beside others, and leave the long proofs to who asks for them."""
     for item in items:
         place = item.path.relative_to(TESTS).as_posix()
-        is_system = item.get_closest_marker("systemd") is not None or item.get_closest_marker("real_llama") is not None
-        if is_system or place.startswith(WHOLE_MACHINE):
+        if item.get_closest_marker("systemd") is not None or item.get_closest_marker("real_llama") is not None:
             item.add_marker(pytest.mark.alone)
+            # Beside each other stand at most: the two boxes of systemd, and the real llama-server.
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            item.add_marker(pytest.mark.xdist_group(f"box {params.get('installed', '')}"))
         elif (folder := next((name for name in ONE_AT_A_TIME if place.startswith(name)), None)) is not None:
             item.add_marker(pytest.mark.xdist_group(folder))
     if os.environ.get("LLMGW_TEST_PROOF") == "1":

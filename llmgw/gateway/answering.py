@@ -156,7 +156,8 @@ class Answering:
             return False
         finally:
             record.ended = self._now()
-            if client.gone and not record.reason:
+            if client.gone and not record.code:
+                # Nothing was answered yet. One that leaves right behind the last byte has had its answer.
                 record.code, record.reason = 499, "client-gone"
             record.bytes_out = client.sent
             self._observer.ended(record)

@@ -143,6 +143,7 @@ class Answering:
             record.path = route.name
             if caller is not None:
                 record.tenant, record.band = caller.tenant, caller.band
+                record.band_clamped = caller.band_clamped
             if route.kind is Kind.INFERENCE:
                 return await self._infer(client, request, record, passed)
             if route.kind is Kind.UPSTREAM:

@@ -12,6 +12,7 @@ class RequestRecord:
     __slots__ = (
         "arrived",
         "band",
+        "band_clamped",
         "bytes_in",
         "bytes_out",
         "chunks",
@@ -50,6 +51,8 @@ class RequestRecord:
         """The model's own name, not an alias; empty where it is not known."""
         self.tenant = ""
         self.band = ""
+        self.band_clamped = False
+        """It named a band that is unknown or not its tenant's, and runs in the default one."""
         self.stream = False
         self.code = 0
         """The status that the client saw; 499 when it left before."""

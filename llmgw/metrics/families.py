@@ -128,6 +128,11 @@ FAILURES = _counter(
     "request_failures", "reason", "Requests that llmgw answered itself or that ended early, for all other reasons."
 )
 RETRIES = _counter("request_retries", "model", "Requests that were sent once more, to another engine or connection.")
+BANDS_CLAMPED = _counter(
+    "bands_clamped",
+    "tenant",
+    "Requests that named a band which is unknown or not the tenant's: the default one counts.",
+)
 EJECTIONS = _counter("endpoint_ejections", "shard", "How often a shard got no requests for a while after failures.")
 QUEUE_DEPTH = _gauge("queue_depth", "model band tenant", "Requests that wait; of those who have waited before, also 0.")
 QUEUE_OLDEST = _gauge("queue_oldest_seconds", "model band", "How long the oldest of the waiting requests has waited.")

@@ -123,6 +123,7 @@ def requests(it: Observation) -> None:
         record.first_byte, record.ended = 0.3, 2.0
         record.granted = None if reason == "rate" else 0.1
         record.prompt_tokens, record.completion_tokens = 100, 20
+        record.band_clamped = code == 502
         it.series("m", "normal").chunk(0.02)
         it.ended(record)
 

@@ -90,6 +90,7 @@ def line(record: RequestRecord, time: float, omitted: int = 0) -> str:
         "model": _text(record.model),
         "tenant": _text(record.tenant),
         "band": _text(record.band),
+        "band_clamped": record.band_clamped,
         "shard": _text(record.shard),
         "stream": record.stream,
         "retried": record.retried,

@@ -53,6 +53,8 @@ class Counters:
         self.failures: dict[str, int] = {}
         self.retries: dict[str, int] = {}
         """By model."""
+        self.bands_clamped: dict[str, int] = {}
+        """By tenant."""
 
     def series(self, model: str, band: str) -> ModelSeries:
         found = self.models.get((model, band))
@@ -69,6 +71,8 @@ class Counters:
             return
         key = (model, record.tenant, record.band, _CODES.get(record.code, _OTHER_CODE))
         self.requests[key] = self.requests.get(key, 0) + 1
+        if record.band_clamped:
+            self.bands_clamped[record.tenant] = self.bands_clamped.get(record.tenant, 0) + 1
         if reason:
             where = self.rejected if reason in LET_IN_LATER else self.failures
             where[reason] = where.get(reason, 0) + 1
@@ -97,7 +101,7 @@ class Counters:
     @property
     def size(self) -> int:
         """How many series there are. While it stays, there is no new one."""
-        return len(self.models) + len(self.requests) + len(self.tokens) + len(self.retries)
+        return len(self.models) + len(self.requests) + len(self.tokens) + len(self.retries) + len(self.bands_clamped)
 
     def as_json(self) -> dict[str, Any]:
         """Totals, from which `llmgw top` makes rates. Counts of buckets are not summed up."""
@@ -139,3 +143,5 @@ class Counters:
             del self.tokens[used]
         for model in [model for model in self.retries if model not in models]:
             del self.retries[model]
+        for tenant in [tenant for tenant in self.bands_clamped if tenant not in tenants]:
+            del self.bands_clamped[tenant]

@@ -92,6 +92,7 @@ def _counted(counters: Counters) -> Iterator[Part]:
     yield Group(f.REJECTED, [((reason,), counters.rejected.get(reason, 0)) for reason in sorted(LET_IN_LATER)])
     yield Group(f.FAILURES, [((reason,), count) for reason, count in counters.failures.items()])
     yield Group(f.RETRIES, [((model,), count) for model, count in counters.retries.items()])
+    yield Group(f.BANDS_CLAMPED, [((tenant,), count) for tenant, count in counters.bands_clamped.items()])
 
 
 def _rows(counts: Mapping[_Labels, int]) -> Iterator[tuple[_Labels, int]]:

@@ -204,6 +204,13 @@ async def test_retries_are_counted_by_model() -> None:
     assert found["llmgw_request_retries_total{model=m}"] == 1
 
 
+async def test_a_band_that_a_tenant_may_not_use_is_counted() -> None:
+    found = await Page(forwarded(band_clamped=True), forwarded(), forwarded(tenant="gone", band_clamped=True)).samples()
+    assert {name: value for name, value in found.items() if name.startswith("llmgw_bands_clamped")} == {
+        "llmgw_bands_clamped_total{tenant=search}": 1
+    }
+
+
 async def test_without_a_gateway_in_the_file_there_are_no_families_of_it() -> None:
     page = Page(forwarded(), text=shard_text("a"))
     assert await page.samples() == {}

@@ -22,8 +22,8 @@ from llmgw.domain.status import (
     Unplaced,
     Wish,
 )
-from llmgw.gateway.on_demand.decide import LOOK_AGAIN, PATIENCE, TURN_MIN
-from tests.gateway.on_demand.world import World, spec
+from llmgw.gateway.on_demand.decide import LOOK_AGAIN, PATIENCE, TURN_MIN, Decision, Traffic, decide
+from tests.gateway.on_demand.world import World, config_of, spec
 
 
 def test_a_model_that_requests_wait_for_is_loaded_and_others_are_left_alone() -> None:
@@ -39,6 +39,24 @@ def test_a_model_that_requests_wait_for_is_loaded_and_others_are_left_alone() ->
 def test_a_shard_without_idle_timeout_is_not_loaded_by_requests() -> None:
     world = World((spec("a", 0, idle=None), spec("b", 1)))
     world.want("a")
+    assert world.asked() == []
+
+
+def test_without_a_gateway_or_without_a_shard_on_demand_nothing_is_decided() -> None:
+    world = World((spec("a", 0),))
+    world.want("a")
+    traffic = Traffic(dict(world.wanted))
+    config = evolve(config_of(*world.specs), gateway=None)
+    assert decide(world.board.snapshot, config, traffic, world.now, world.fits) == Decision()
+    staying = World((spec("a", 0, idle=None),))
+    staying.want("a")
+    assert staying.decide() == Decision()
+
+
+def test_a_life_of_another_model_is_left_to_the_reload_that_replaces_it() -> None:
+    world = World((spec("a", 0),))
+    world.up("a", for_=5000.0)
+    world.specs = (spec("a", 0, model="other"),)
     assert world.asked() == []
 
 

@@ -51,6 +51,11 @@ def test_the_estimate_is_the_last_load_less_what_has_passed_of_this_one() -> Non
     assert left(world) == 1.0
 
 
+def test_what_neither_comes_nor_can_be_loaded_has_no_estimate() -> None:
+    world = World((spec("a", 0, idle=None),))
+    assert left(world) is None
+
+
 def test_the_engines_own_forecast_counts_where_it_is_longer_or_nothing_else_is_known() -> None:
     world = World((spec("a", 0),), load={"a": 10.0})
     launch(world)
@@ -126,9 +131,11 @@ def test_a_failure_is_noticed_also_when_the_next_attempt_is_under_way_already() 
     world = World((spec("a", 0),))
     launch(world)
     before = table(world)
-    fail(world)
+    fail(world, again_in=None)
+    undecided = table(world)
     launch(world)
     assert list(failed_loads(before, table(world))) == ["a"]
+    assert list(failed_loads(undecided, table(world))) == ["a"]
 
 
 def test_a_ready_copy_keeps_a_failure_of_another_from_anybody() -> None:

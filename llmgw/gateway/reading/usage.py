@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
-"""A key, not text: inside a string its quotes would stand behind a backslash."""
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+"""Begins with plain text, so that re looks for that first: with a condition before it, it took ten times as long."""
 
 _USAGE_MAX = 4096
 """Bytes of one usage object; the longest seen, with all details, has some 400."""
@@ -26,6 +26,9 @@ def read_usage(tail: bytes, is_stream: bool) -> Usage:
     """
     prompt = completion = None
     for found in _USAGE.finditer(tail):
+        if tail[found.start() - 1 : found.start()] == b"\\":
+            # Inside a string, where its quotes stand behind backslashes: somebody's text and no key.
+            continue
         text = tail[found.end() - 1 : found.end() + _USAGE_MAX].decode("utf-8", "replace")
         try:
             usage, _ = _DECODER.raw_decode(text)

@@ -62,6 +62,8 @@ class Tickets:
         self.subject = subject
         self.last = 0
         self.offers: dict[int, Offer] = {}
+        self.keys: dict[int, Key] = {}
+        """Where those run that could go at once."""
 
     def offer(
         self, tenant: str = "a", band: str = "normal", *, model: str = "qwen", now: float = 0.0, **keys: Any
@@ -76,7 +78,10 @@ class Tickets:
     ) -> tuple[int, Outcome | None]:
         self.last += 1
         offer = self.offers[self.last] = Offer(self.last, model, tenant, band, arrived=now, **keys)
-        return self.last, self.subject.offer(offer, now)
+        outcome = self.subject.offer(offer, now)
+        if isinstance(outcome, Granted):
+            self.keys[self.last] = outcome.key
+        return self.last, outcome
 
     def finish(
         self, ticket: int, prompt: int | None = None, completion: int | None = None, now: float = 0.0

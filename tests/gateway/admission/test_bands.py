@@ -125,6 +125,19 @@ def test_a_long_load_promotes_nobody() -> None:
     assert desk.served(interactive, 9, now=315.0) == batch
 
 
+def test_a_reload_during_a_load_promotes_nobody_either() -> None:
+    desk = Tickets(admission(rules()))
+    batch = desk.offer("a", "batch")
+    other = [band(row.name, default=row.default, queue_limit=7) for row in DEFAULT_BANDS]
+    desk.subject.adopt(rules(bands=other), 1.0)
+    desk.subject.tick(100.0)
+    desk.subject.tick(300.0)
+    normal = desk.offer("a", "normal", now=300.0)
+    outcomes = desk.subject.set_endpoints("qwen", {key("qwen"): 1}, 300.0)
+    assert [ticket for ticket, _ in outcomes] == [normal]
+    assert desk.served(normal, 9, now=300.0) == [batch]
+
+
 # -- limits ---------------------------------------------------------------------------------------------------
 
 

@@ -173,6 +173,7 @@ async def test_a_task_that_is_let_in_and_cancelled_at_once_still_hears_it_and_ca
 async def test_a_time_out_comes_when_it_is_due(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     hall = Hall()
     nursery.start_soon(hall.desk.run)
+    await wait_all_tasks_blocked()
     hall.run_one()
     began = trio.current_time()
     ticket, _ = hall.offer()

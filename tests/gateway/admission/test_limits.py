@@ -267,6 +267,20 @@ def test_a_second_try_without_another_free_engine_keeps_the_first_one() -> None:
         desk.subject.retry(other, key("qwen"))
 
 
+def test_a_second_try_takes_no_slot_that_is_taken() -> None:
+    desk = Tickets(admission(rules()))
+    desk.subject.set_endpoints("qwen", {key("qwen"): 2, key("qwen", 1): 1}, 0.0)
+    tickets = [desk.offer() for _ in range(3)]
+    on_first = [each for each in tickets if desk.keys[each] == key("qwen")]
+    assert refused(desk.subject.retry(on_first[0], key("qwen"))).reason == "no-engine"
+    (on_other,) = set(tickets) - set(on_first)
+    waiting = desk.offer()
+    assert desk.finish(on_other) == [waiting]
+    assert refused(desk.subject.retry(on_first[0], key("qwen"))).reason == "no-engine"
+    desk.finish(waiting)
+    assert desk.subject.retry(on_first[0], key("qwen")) == Granted(on_first[0], key("qwen", 1))
+
+
 @given(st.lists(st.tuples(st.sampled_from(["set", "cancel", "look"]), st.sampled_from([1.0, 5.0, 30.0])), max_size=80))
 def test_every_moment_comes_once_in_order_unless_it_is_cancelled(steps: list[tuple[str, float]]) -> None:
     subject, now = Timers(), 0.0

@@ -270,5 +270,5 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.heard(self.subject.finish(ticket, None, None, self.now))
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+AdmissionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestAdmission = AdmissionMachine.TestCase

@@ -153,6 +153,27 @@ def test_a_tenant_at_its_limit_does_not_keep_others_from_going_at_once() -> None
     assert desk.ask("other")[1] is not None
 
 
+def test_a_tenant_that_leaves_while_it_is_stepped_over_comes_back_like_any_other() -> None:
+    desk = Tickets(admission(rules(tenant("capped", max_inflight=1)), {"qwen": 2}))
+    capped, other = desk.offer("capped"), desk.offer("x")
+    left, x = desk.offer("capped"), desk.offer("x")
+    assert desk.finish(other) == [x]
+    desk.subject.leave(left, 0.0)
+    again, y = desk.offer("capped"), desk.offer("x")
+    assert desk.finish(x) == [y]
+    assert desk.finish(capped) == [again]
+
+
+def test_a_higher_limit_after_a_reload_counts_for_a_tenant_that_was_stepped_over() -> None:
+    desk = Tickets(admission(rules(tenant("capped", max_inflight=1)), {"qwen": 3}))
+    desk.offer("capped")
+    other = desk.offer("x")
+    waiting = desk.offer("capped")
+    desk.finish(other)
+    outcomes = desk.subject.adopt(rules(tenant("capped", max_inflight=2)), 0.0)
+    assert [ticket for ticket, _ in outcomes] == [waiting]
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(NAMES), min_size=2, max_size=60))
 def test_no_tenant_is_served_twice_while_another_one_waits(names: list[str]) -> None:

@@ -122,10 +122,35 @@ def test_who_comes_back_while_nobody_waits_has_saved_up_no_claim_either() -> Non
     desk = Tickets(admission(rules(fairness="tokens"), {"qwen": 1}))
     for _ in range(50):
         desk.finish(desk.offer("busy", estimate=100), 100, 0)
-    ticket = desk.offer("new", estimate=100)
-    for _ in range(10):
-        desk.offer("busy", estimate=100)
+    ticket = desk.offer("other", estimate=100)
+    for _ in range(20):
         desk.offer("new", estimate=100)
+        desk.offer("busy", estimate=100)
+    order = [desk.offers[each].tenant for each in desk.served(ticket, 10)]
+    assert abs(order.count("busy") - order.count("new")) <= 2
+
+
+def test_who_waited_once_and_comes_back_much_later_has_saved_up_no_claim() -> None:
+    desk = Tickets(admission(rules(fairness="tokens"), {"qwen": 1}))
+    ticket = desk.offer("busy", estimate=100)
+    for name in ["new"] + ["busy"] * 60:
+        desk.offer(name, estimate=100)
+    ticket = desk.served(ticket, 40)[-1]
+    for _ in range(10):
+        desk.offer("new", estimate=100)
+    order = [desk.offers[each].tenant for each in desk.served(ticket, 10)]
+    assert Counter(order) == {"busy": 5, "new": 5}
+
+
+def test_who_comes_after_all_have_left_begins_where_they_were() -> None:
+    desk = Tickets(admission(rules(fairness="tokens"), {"qwen": 1}))
+    ticket = desk.offer("busy", estimate=100)
+    for _ in range(50):
+        desk.offer("busy", estimate=100)
+    ticket = desk.served(ticket, 50)[-1]
+    for _ in range(10):
+        desk.offer("new", estimate=100)
+        desk.offer("busy", estimate=100)
     order = [desk.offers[each].tenant for each in desk.served(ticket, 10)]
     assert abs(order.count("busy") - order.count("new")) <= 2
 

@@ -74,7 +74,7 @@ class Rotation:
             if tenant.is_full:
                 lane.is_parked = True
                 self._quit(lane)
-                tenant.parked_in.append(self)
+                tenant.parked_in.add(self)
                 continue
             _, waiter = lane.waiters.popitem(last=False)
             self.size -= 1

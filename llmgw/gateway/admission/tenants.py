@@ -53,8 +53,8 @@ class Tenant:
         self.has_rates = False
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
-        self.parked_in: list[Parking] = []
-        """Where its lane stands aside because it runs as much as it may."""
+        self.parked_in: set[Parking] = set()
+        """Where its lane stands aside because it runs as much as it may, or stood before it ran dry."""
 
     def adopt(self, config: TenantConfig | None, common: int, now: float) -> None:
         """Its row in the file, None where it has none. `common` divides all weights."""

@@ -164,6 +164,17 @@ def test_a_tenant_that_leaves_while_it_is_stepped_over_comes_back_like_any_other
     assert desk.finish(capped) == [again]
 
 
+def test_requests_that_come_and_leave_while_their_tenant_is_at_its_limit_leave_nothing_behind() -> None:
+    capped, subject = Tenant("capped"), Rotation()
+    capped.limit = capped.running = 1
+    for ticket in range(100):
+        each = waiter(ticket, capped)
+        subject.add(each)
+        assert subject.take() is None
+        subject.remove(each)
+    assert len(capped.parked_in) == 1
+
+
 def test_a_higher_limit_after_a_reload_counts_for_a_tenant_that_was_stepped_over() -> None:
     desk = Tickets(admission(rules(tenant("capped", max_inflight=1)), {"qwen": 3}))
     desk.offer("capped")

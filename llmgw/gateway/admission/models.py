@@ -60,8 +60,10 @@ class Model:
         return places.free > 0 and (self.bands.is_plain or self.bands.let_in(home, places, self.running))
 
     def charge(self, tenant: Tenant, tokens: int) -> None:
-        """Count tokens for a tenant, where they are counted; negative where they were fewer than thought."""
-        if self.counters is not None:
-            self.counters.charge(tenant.name, tokens / tenant.weight)
-            if tokens < 0 and tenant.waiting:
-                self.queue.fell(tenant.name)
+        """Count tokens for a tenant; negative where they were fewer than thought. Only where there are counters: most
+        gateways have none, and their requests do not pay for the call.
+        """
+        assert self.counters is not None
+        self.counters.charge(tenant.name, tokens / tenant.weight)
+        if tokens < 0 and tenant.waiting:
+            self.queue.fell(tenant.name)

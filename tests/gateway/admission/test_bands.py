@@ -104,6 +104,17 @@ def test_one_whose_own_band_is_at_its_limit_stands_in_nobody_s_way_after_its_pro
     assert desk.finish(batch, now=15.0) == [stuck]
 
 
+def test_a_turn_of_those_who_were_promoted_is_not_lost_when_none_of_them_may_go() -> None:
+    bands = (band("normal", default=True), band("batch", max_inflight=1))
+    desk = Tickets(admission(rules(bands=bands), {"qwen": 2}))
+    batch, running = desk.offer("a", "batch"), desk.offer("a", "normal")
+    stuck = desk.offer("a", "batch")
+    desk.subject.tick(15.0)
+    normal = [desk.offer("a", "normal", now=15.0) for _ in range(2 * IN_A_ROW)]
+    assert desk.served(running, 9, now=15.0) == normal
+    assert desk.finish(batch, now=15.0) == [stuck]
+
+
 def test_promotion_can_be_switched_off() -> None:
     bands = [band(row.name, default=row.default, promote_after=None) for row in DEFAULT_BANDS]
     desk = Tickets(admission(rules(bands=bands), {"qwen": 1}))

@@ -173,6 +173,12 @@ def test_requests_that_come_and_leave_while_their_tenant_is_at_its_limit_leave_n
         assert subject.take() is None
         subject.remove(each)
     assert len(capped.parked_in) == 1
+    capped.running = 0
+    capped.unpark()
+    assert not capped.parked_in
+    last = waiter(100, capped)
+    subject.add(last)
+    assert subject.take() is last
 
 
 def test_a_higher_limit_after_a_reload_counts_for_a_tenant_that_was_stepped_over() -> None:

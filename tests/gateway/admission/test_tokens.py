@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.gateway.admission.counters import OUTPUT_COST, Lowest, TokenCounters, cost
-from tests.gateway.admission.setting import Tickets, admission, rules, tenant
+from llmgw.gateway.admission.messages import Granted
+from tests.gateway.admission.setting import Tickets, admission, band, rules, tenant
 
 LARGEST = 100
 """Tokens of a prompt, and of an answer, at the most in these tests."""
@@ -172,6 +173,18 @@ def test_a_tenant_at_its_limit_is_stepped_over_here_too() -> None:
     waiting, next_ = desk.offer("capped"), desk.offer("other")
     assert desk.finish(other) == [next_]
     assert desk.finish(capped) == [waiting]
+
+
+def test_who_waits_in_one_band_and_runs_in_another_is_charged_for_both() -> None:
+    bands = (band("normal", default=True), band("batch", max_inflight=1))
+    desk = Tickets(admission(rules(bands=bands, fairness="tokens"), {"qwen": 3}))
+    batch = desk.offer("a", "batch", estimate=10)
+    waiting = desk.offer("a", "batch", estimate=10)
+    other = desk.offer("b", "batch", estimate=10)
+    # It goes at once, and costs what the next of its batch requests is stepped over for.
+    assert isinstance(desk.ask("a", "normal", estimate=500)[1], Granted)
+    assert desk.finish(batch, 10, 0) == [other]
+    assert desk.finish(other, 10, 0) == [waiting]
 
 
 @pytest.mark.parametrize("fairness", ["requests", "tokens"])

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 HEAD_MAX = 64 * 1024
 BODY_MAX = 1024 * 1024
+FAREWELL = 0.5
+"""Seconds that a client which called in the last moment has for its first request, when the server ends."""
+
 REQUEST_TIMEOUT = 30.0
 """Seconds from the last answer (or the connect) until the next request is there as a whole."""
 SEND_TIMEOUT = 30.0
@@ -106,33 +109,62 @@ class HttpServer:
         self._headers = dict(headers or {})
         self._request_timeout = request_timeout
         self.connections = 0
+        self._scopes: dict[trio.CancelScope, _Connection | None] = {}
+        """Of every connection; None: nothing is known of it yet."""
 
     async def serve(
         self, sock: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept on a listening socket until cancelled. The socket stays open: its owner closes it."""
+        """Accept on a listening socket until cancelled. The socket stays open: its owner closes it.
+
+        A client that was accepted in the last moment still gets its first answer; everything else ends at once.
+        """
         # trio closes what it serves; an upgrade passes this very socket on afterwards.
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock.dup()))
-        # The connections live in a nursery inside serve_listeners: a cancel ends them, whatever they wait for.
-        task_status.started()
-        await trio.serve_listeners(self.serve_connection, [listener])
+        ended = trio.Event()
+        async with trio.open_nursery() as nursery:
+            connections = await nursery.start(self._hold_connections, ended)
+            try:
+                task_status.started()
+                await trio.serve_listeners(self.serve_connection, [listener], handler_nursery=connections)
+            finally:
+                self._say_farewell(connections.cancel_scope)
+                ended.set()
+
+    async def _hold_connections(self, ended: trio.Event, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+        async with trio.open_nursery() as connections:
+            # The cancel that ends the server reaches the connections through `_say_farewell` alone.
+            connections.cancel_scope.shield = True
+            task_status.started(connections)
+            await ended.wait()
+
+    def _say_farewell(self, all_of_them: trio.CancelScope) -> None:
+        all_of_them.deadline = trio.current_time() + FAREWELL
+        for scope, connection in self._scopes.items():
+            if connection is not None and not connection.awaits_first_answer:
+                scope.cancel(reason="the server ends")
 
     async def serve_connection(self, stream: trio.SocketStream) -> None:
         """Answer requests of one client until it leaves. Raises nothing but cancellation."""
         self.connections += 1
+        scope = trio.CancelScope()
+        self._scopes[scope] = None
         try:
-            await self._serve(stream)
+            with scope:
+                await self._serve(stream, scope)
         finally:
+            del self._scopes[scope]
             self.connections -= 1
             # Closing never waits; `aclose` would raise Cancelled here when the server ends.
             stream.socket.close()
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
         try:
             connection = _Connection(stream, self._headers)
         except OSError:
             # It left before we could ask who it was.
             return
+        self._scopes[scope] = connection
         try:
             if self.connections > CONNECTIONS_MAX:
                 await connection.refuse(_Refused(503, "busy", "llmgw has too many connections"))
@@ -155,6 +187,7 @@ class HttpServer:
             if request is None:
                 return
             await connection.answer(request, self._handler)
+            connection.awaits_first_answer = False
             if not connection.reusable():
                 return
 
@@ -165,6 +198,8 @@ class _Connection:
         self._headers = list(headers.items())
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX)
         self._peer = peer_of(stream.socket)
+        self.awaits_first_answer = True
+        """It has not had one; a stream that has begun is one."""
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -224,6 +259,7 @@ class _Connection:
             try:
                 reply = await handler(request)
                 if isinstance(reply, Stream):
+                    self.awaits_first_answer = False
                     await self._send_stream(request, reply)
                 else:
                     await self._send_reply(request, reply)

@@ -285,3 +285,36 @@ async def test_one_connection_too_many_is_told_so(tmp_path: Path, monkeypatch: p
         await it.handler.entered.wait()
         answer = await it.raw(b"GET / HTTP/1.0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 503")
+
+
+async def test_a_client_that_was_accepted_in_the_last_moment_still_gets_its_answer(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        sock.listen()
+
+        async def handler(request: Request) -> Reply:
+            return json_reply(200, {"late": True})
+
+        server = HttpServer(handler)
+        async with trio.open_nursery() as nursery:
+            ending = trio.CancelScope()
+
+            async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+                with ending:
+                    await server.serve(sock, task_status=task_status)
+
+            await nursery.start(serve)
+            late, idle = await trio.open_unix_socket(path), await trio.open_unix_socket(path)
+            await idle.send_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200" in await idle.receive_some(1000)
+            while server.connections < 2:
+                await trio.testing.wait_all_tasks_blocked()
+            ending.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            # Whoever has had an answer is not waited for.
+            assert await idle.receive_some(1000) == b""
+            await late.send_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert b'{"late":true}' in await late.receive_some(1000)
+            await late.aclose()
+            await idle.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,51 @@ def test_a_name_that_is_the_models_own_changes_no_byte() -> None:
 )
 def test_an_alias_is_replaced_where_an_engine_reads_it_and_nowhere_else(data: bytes, wanted: bytes) -> None:
     assert renamed(data, "B") == wanted
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"q":"model","model":"a"}',
+        b'{"model":3,"model":"a"}',
+        b'{"x":' + b"[" * 100 + b'{"model":"a"}' + b"]" * 100 + b',"model":"a"}',
+        b'{"x":[' + (b"[" * 40 + b"]" * 40 + b",") * 20 + b'1],"model":"a"}',
+        b'{"x":"\\\\","model":"a","y":"\\\\\\""}',
+    ],
+)
+def test_a_model_is_found_behind_whatever_stands_before_it(data: bytes) -> None:
+    assert renamed(data, "B") == b'"model":"B"'.join(data.rsplit(b'"model":"a"', 1))
+
+
+def test_each_of_several_models_gets_the_name_so_that_no_engine_can_read_another() -> None:
+    assert renamed(b'{"model":"b", "x":1, "model":"a"}', "B") == b'{"model":"B", "x":1, "model":"B"}'
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (b'{"n":1.50,' + b'"model":"b",' * 100_000 + b'"model":"a"}', {"n": 1.5, "model": "B"}),
+        (b'\xef\xbb\xbf{"x":[' + (b"[" * 40 + b"]" * 40 + b",") * 10_000 + b'1],"model":"a"}', None),
+    ],
+)
+def test_a_body_made_to_be_slow_to_search_is_written_anew_with_the_values_that_count(
+    data: bytes, wanted: dict[str, object] | None
+) -> None:
+    after = renamed(data, "B")
+    assert json.loads(after) == (wanted or {**json.loads(data), "model": "B"})
+
+
+def test_the_name_beside_a_large_image_is_found_without_memory_for_each_of_its_bytes() -> None:
+    data = b'{"image":"' + b"A" * 4_000_000 + b'","model":"a"}'
+    found = asked(data)
+    tracemalloc.start()
+    try:
+        after = body.rename([data], found, "B")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after == [data[:-4] + b'"B"}']
+    assert peak < 5 * len(data)
 
 
 def test_a_name_with_quotes_stays_well_formed_json() -> None:

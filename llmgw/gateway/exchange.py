@@ -223,7 +223,8 @@ class Exchange:
     def upstream_ready(self, events: int) -> None:
         if events & WRITE and self._out:
             self._send_more()
-        if events & ~WRITE and not self._done:
+        # Its task may not have run yet since it was told of the end.
+        if events & ~WRITE and not self._done and self.result is None:
             self._receive()
 
     def _send_more(self) -> None:
@@ -301,9 +302,12 @@ class Exchange:
             # 1xx comes before the answer and is not it.
             answer.parser = None
         self._buffer = b""
+        if not self._frame(answer, status):
+            answer.parser = None
+            self.end(BAD)
+            return
         self._answer = answer
         self.status = status
-        self._frame(answer, status)
         now = self.first_byte = self.last_at = self._now()
         if self._chunk_timeout is not None:
             self._client.deadline = now + self._chunk_timeout
@@ -324,22 +328,28 @@ class Exchange:
         )
         self._read_body(data, head)
 
-    def _frame(self, answer: _Answer, status: int) -> None:
+    def _frame(self, answer: _Answer, status: int) -> bool:
+        """Find how the body ends. False: in no way that can be passed on."""
+        codings = []
         length = None
         for name, value in answer.headers:
             if name == b"transfer-encoding":
-                self._framing = CHUNKED
+                codings.append(value.strip().lower())
             elif name == b"content-length":
                 length = int(value)
             elif name == b"content-type" and value.lower().startswith(b"text/event-stream"):
                 self.sse = True
         if self._is_head or status in NO_BODY:
-            self._framing = LENGTH
-        elif self._framing is not CHUNKED:
-            if length is None:
-                self._framing = CLOSE
-            else:
-                self._left = length
+            return True
+        if codings:
+            self._framing = CHUNKED
+            # The client is told `chunked`: beside or instead of it another coding would be lost.
+            return codings == [b"chunked"]
+        if length is None:
+            self._framing = CLOSE
+        else:
+            self._left = length
+        return True
 
     def _read_body(self, data: bytes, head: bytes = b"") -> None:
         answer, client = self._answer, self._client

@@ -250,3 +250,29 @@ async def test_an_answer_to_head_ends_at_the_head_whatever_length_it_announces()
         assert (got.status, got.headers["content-length"]) == (200, "10")
         await caller.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert json.loads((await caller.answer()).body) == {"status": "ok"}
+
+
+@pytest.mark.parametrize("coding", ["gzip", "gzip, chunked", "identity", "chunked\r\ntransfer-encoding: chunked"])
+async def test_an_answer_in_a_coding_that_is_not_chunked_alone_is_not_passed_off_as_chunked(coding: str) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(f"HTTP/1.1 200 OK\r\ntransfer-encoding: {coding}\r\n\r\n2\r\nab\r\n0\r\n\r\n".encode())
+
+    async with stand() as it:
+        await it.engine("a", script)
+        got = await it.ask(chat())
+        assert (got.status, got.headers["x-llmgw-reason"]) == (502, "bad-answer")
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_an_answer_with_two_lengths_or_a_length_and_chunks_is_a_502(version: bytes) -> None:
+    for lines in ("content-length: 2\r\ncontent-length: 3", "content-length: 2\r\ntransfer-encoding: chunked"):
+
+        async def script(connection: Connection, lines: str = lines) -> None:
+            await connection.request()
+            await connection.send(f"HTTP/1.1 200 OK\r\n{lines}\r\n\r\n2\r\nab\r\n0\r\n\r\n".encode())
+
+        async with stand() as it:
+            await it.engine("a", script)
+            got = await it.ask(chat().replace(b"HTTP/1.1", b"HTTP/" + version))
+            assert (got.status, got.headers["x-llmgw-reason"]) == (502, "bad-answer")

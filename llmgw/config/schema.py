@@ -1052,7 +1052,7 @@ TENANT = Table(
         Key(
             "queue_limit",
             Integer(0, 1_000_000),
-            "Waiting requests of this tenant in one band.",
+            "Waiting requests of this tenant in one band of a model.",
             default_text="the band's",
             rule="0 or more.",
             sample=100,
@@ -1188,7 +1188,7 @@ GATEWAY = Table(
         Key(
             "queue_limit",
             Integer(0, 10_000_000),
-            "Waiting requests per band; beyond it 429 with `Retry-After`.",
+            "Waiting requests per band of a model; beyond it 429 with `Retry-After`.",
             default=1000,
             rule="0 = never queue.",
         ),

@@ -221,6 +221,7 @@ class Answering:
         )
         outcome = self._desk.offer_nowait(offer)
         if outcome is None:
+            record.position = self._desk.position(ticket)
             client.on_gone = partial(self._desk.leave, ticket)
             outcome = await self._desk.wait(ticket)
             client.on_gone = None

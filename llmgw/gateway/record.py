@@ -25,6 +25,7 @@ class RequestRecord:
         "model",
         "path",
         "peer",
+        "position",
         "prompt_tokens",
         "reason",
         "request_id",
@@ -39,6 +40,8 @@ class RequestRecord:
         """The head was complete."""
         self.granted: float | None = None
         """It left the queue."""
+        self.position: int | None = None
+        """Its place in the queue when it came there; None: it went at once."""
         self.first_byte: float | None = None
         """The first byte of the answer came from the engine."""
         self.ended: float | None = None

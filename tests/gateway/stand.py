@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import trio
 from llmgw.board import Board, Cell, StatusCell
 from llmgw.config.document import SourceFile
 from llmgw.config.kinds import Listen
+from llmgw.config.load import load
 from llmgw.config.model import Config
 from llmgw.config.parse import parse
 from llmgw.domain.host import HostFacts
@@ -252,7 +254,14 @@ FACTS = HostFacts(hostname="gpu-01", uid=0, home="/root", env={"HOME": "/root"},
 
 def configuration(text: str) -> Config:
     """The configuration that a text means; one with an error fails the test in words."""
-    parsed = parse([SourceFile("llmgw.toml", text.encode(), "/etc/llmgw", "/etc/llmgw/llmgw.toml")], FACTS)
+    if "{ file" in text:
+        # What stands in other files is read as `llmgw run` reads it.
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+            file.write(text)
+            file.flush()
+            parsed = load(file.name)
+    else:
+        parsed = parse([SourceFile("llmgw.toml", text.encode(), "/etc/llmgw", "/etc/llmgw/llmgw.toml")], FACTS)
     assert parsed.config is not None, [problem.message for problem in parsed.problems]
     return parsed.config
 

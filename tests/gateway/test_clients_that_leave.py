@@ -61,7 +61,8 @@ async def test_a_client_that_leaves_the_queue_frees_its_place_for_the_next():
         third = await it.call(chat(n=3))
         await trio.testing.wait_all_tasks_blocked(0.02)
         await second.aclose()
-        await it.wait_records(1)
+        (left,) = await it.wait_records(1)
+        assert (left.code, left.position) == (499, 1)
         step.set()
         assert (await first.answer()).status == 200
         assert (await third.answer()).status == 200

@@ -94,6 +94,7 @@ def line(record: RequestRecord, time: float, omitted: int = 0) -> str:
         "shard": _text(record.shard),
         "stream": record.stream,
         "retried": record.retried,
+        "queue_position": record.position,
         "queued_seconds": _since(arrived, record.granted),
         "first_byte_seconds": _since(arrived, record.first_byte),
         "duration_seconds": _since(arrived, record.ended),

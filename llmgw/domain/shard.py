@@ -26,7 +26,7 @@ class EngineKind(StrEnum):
     COMMAND = "command"
 
 
-@frozen(order=True)
+@frozen(order=True, cache_hash=True)
 class ShardId:
     """One instance of a shard. Inside llmgw a shard is always (NAME, i), also when there is one only."""
 

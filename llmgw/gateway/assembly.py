@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import trio
-
 from llmgw.board import Board, Cell
 from llmgw.config.model import Config
 from llmgw.gateway.admission.desk import Desk
@@ -35,7 +33,7 @@ def make_gateway(
     ui: Page,
     estimate: Callable[[Model], float | None],
     chance: Callable[[], float],
-    now: Callable[[], float] = trio.current_time,
+    now: Callable[[], float] = time.monotonic,
 ) -> Gateway:
     """A gateway that is ready to run; the configuration has a [gateway]. `estimate` says how many seconds a model that
     is not ready still needs, None where nobody knows.

@@ -1,0 +1,1 @@
+"""What the gateway costs beside other proxies: `python -m benchmarks.gateway`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -22,6 +21,7 @@ import psutil
 from llmgw.control.client import request
 from llmgw.supervisor.leftovers import clear_traces
 from llmgw.supervisor.records import RecordStore
+from tests.ports import engine_ports
 
 PATIENCE = 30.0
 """Seconds that a condition may take to come true. Generous, since the machine may be busy."""
@@ -51,8 +51,7 @@ class Node:
         self.state = self.folder / "s"
         self.socket = self.folder / "r" / "control.sock"
         self.env = {**os.environ, "LLMGW_STRICT": "1", **env}
-        first = 10_000 + 40 * random.SystemRandom().randrange(450)
-        self.ports = (first, first + 39)
+        self.ports = engine_ports(40)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = self.folder / "llmgw.out"
 

@@ -29,6 +29,7 @@ from llmgw.supervisor.quarantine import Quarantine
 from llmgw.supervisor.records import LoadTimes, RecordStore, WishStore
 from llmgw.supervisor.supervisor import Supervisor
 from llmgw.supervisor.tools import SoleTool
+from tests.ports import engine_ports
 
 PATIENCE = 30.0
 
@@ -70,9 +71,9 @@ async def standing(text: str) -> AsyncIterator[Stand]:
     """Run the shards of a configuration; leaving the block ends them all."""
     # Short: the temporary folder of a shard lies below it.
     folder = Path(tempfile.mkdtemp(prefix="lg"))
-    first = 10_000 + 40 * random.SystemRandom().randrange(450)
+    first, last = engine_ports(40)
     (folder / "llmgw.toml").write_text(
-        f'[node]\nengine_ports = "{first}-{first + 39}"\n[supervisor]\nstate_dir = "{folder}/s"\n'
+        f'[node]\nengine_ports = "{first}-{last}"\n[supervisor]\nstate_dir = "{folder}/s"\n'
         f'runtime_dir = "{folder}/r"\nlog_dir = "{folder}/l"\n{text}\n'
     )
     parsed = load(str(folder / "llmgw.toml"))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llmgw.control import client
+from tests.ports import engine_ports
 
 Shard = dict[str, Any]
 POLL = 0.05
@@ -39,6 +40,7 @@ class Llmgw:
         self.process: subprocess.Popen[bytes] | None = None
         self._env = {**os.environ, "LLMGW_STRICT": "1", **(env or {})}
         self._supervisor = supervisor
+        self._ports = engine_ports(10)
         self._sessions: set[int] = set()
         self.write(shards)
 
@@ -47,10 +49,9 @@ class Llmgw:
             f'{key} = "{self.folder / name}"\n'
             for key, name in (("state_dir", "state"), ("runtime_dir", "run"), ("log_dir", "logs"))
         )
-        # Ports that no other test takes: a vLLM is open to whoever listens on its port while it loads.
-        first = 10000 + os.getpid() % 1900 * 10
+        first, last = self._ports
         self.file.write_text(
-            f'[node]\nengine_ports = "{first}-{first + 9}"\n[supervisor]\n{folders}{self._supervisor}\n{shards}'
+            f'[node]\nengine_ports = "{first}-{last}"\n[supervisor]\n{folders}{self._supervisor}\n{shards}'
         )
         # It may hold keys.
         self.file.chmod(0o600)

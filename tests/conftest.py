@@ -27,21 +27,21 @@ for number, handler in (
 
 TESTS = Path(__file__).parent
 
-ONE_AT_A_TIME = ("fake/",)
-"""Tests that look at a part of the machine (/dev/shm) that others of the same folder change."""
+ONE_AT_A_TIME = "fake/"
+"""Tests that look at a part of the machine (/dev/shm) that others tidy up."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests may run beside others, and leave the long proofs to who asks for them."""
     for item in items:
         place = item.path.relative_to(TESTS).as_posix()
-        if item.get_closest_marker("systemd") is not None or item.get_closest_marker("real_llama") is not None:
+        is_system = item.get_closest_marker("systemd") is not None or item.get_closest_marker("real_llama") is not None
+        if is_system or place.startswith(ONE_AT_A_TIME):
             item.add_marker(pytest.mark.alone)
-            # Beside each other stand at most: the two boxes of systemd, and the real llama-server.
+            # Beside each other stand at most: the two boxes of systemd, the real llama-server, and one fake.
             params = item.callspec.params if hasattr(item, "callspec") else {}
-            item.add_marker(pytest.mark.xdist_group(f"box {params.get('installed', '')}"))
-        elif (folder := next((name for name in ONE_AT_A_TIME if place.startswith(name)), None)) is not None:
-            item.add_marker(pytest.mark.xdist_group(folder))
+            group = f"box {params.get('installed', '')}" if is_system else ONE_AT_A_TIME
+            item.add_marker(pytest.mark.xdist_group(group))
     if os.environ.get("LLMGW_TEST_PROOF") == "1":
         return
     skip = pytest.mark.skip(reason="a long proof: set LLMGW_TEST_PROOF=1")
